@@ -1,1 +1,1 @@
-"""Tasks: what a model's output is compared with, and how."""
+"""Tasks: the loss that compares a model's outputs with the targets."""

@@ -1,15 +1,15 @@
-"""The contract of a task."""
+"""The protocols of a task."""
 
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-IGNORED = -100  # torch's ignore_index: the target of a token that is not scored
+IGNORED = -100  # torch's default ignore_index, the target of tokens that are not scored
 
 
 class Task(Protocol):
-    """The loss that clients minimize and the server reports."""
+    """A loss, which clients minimize and the server reports."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of a batch, a scalar; outputs [n, ...], targets [n]."""
@@ -17,39 +17,39 @@ class Task(Protocol):
 
 
 def num_terms(task: Task, targets: Tensor) -> float:
-    """What a batch's loss is a mean over: its samples, or as many terms as the task's own `num_terms(targets)` says."""
+    """The number of terms in a batch's mean loss: `task.num_terms(targets)` if defined, else the number of samples."""
     own = getattr(task, "num_terms", None)
     return float(len(targets) if own is None else own(targets))
 
 
 @runtime_checkable
 class SampleTask(Task, Protocol):
-    """A task whose loss of a batch is the mean of its samples' losses; what the cohort path needs."""
+    """A task whose batch loss is the mean of its samples' losses, as the cohort path requires."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The samples' losses [n], whose mean is `loss`."""
+        """Losses per sample [n]; their mean is `loss`."""
         ...
 
 
 @runtime_checkable
 class CheckingTask(Task, Protocol):
-    """A task that tries a model before it is trained."""
+    """A task that checks a model before training."""
 
     def check_model(
         self, model: nn.Module, input_shape: tuple[int, ...], num_outputs: int, *, name: str, device: torch.device
     ) -> None:
-        """Raise ConfigError unless a model, named so in the configuration, fits the task."""
+        """Raise ConfigError unless the model, called `name` in the configuration, fits the task."""
         ...
 
 
 @runtime_checkable
 class KeepingTask(Task, Protocol):
-    """A task whose outputs are too many to be kept until all batches of an evaluation are done."""
+    """A task whose outputs are too large to keep for a whole evaluation."""
 
     def kept(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What loss and metrics need of a batch's outputs, [n, ...]; those of all batches are joined."""
+        """Reduce a batch's outputs to what loss and metrics need, [n, ...]; batches are concatenated."""
         ...
 
     def loss_of(self, kept: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of all samples together."""
+        """The mean loss over all samples."""
         ...

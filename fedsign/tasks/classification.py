@@ -10,9 +10,9 @@ _MANY, _FEW = 64, 32  # samples, classes
 
 
 class Classification:
-    """Mean cross-entropy in nats of softmax(logits / temperature).
+    """Mean cross-entropy of softmax(logits / temperature), in nats.
 
-    With label smoothing s the right class has the target 1 - s + s/classes, the others s/classes.
+    With label smoothing s, the target is 1 - s + s/classes for the true class and s/classes for the others.
     """
 
     targets = "class labels"
@@ -30,12 +30,13 @@ class Classification:
         """-mean log softmax(outputs / temperature)[targets]."""
         outputs = self._cooled(outputs)
         if outputs.dim() == 2 and len(outputs) >= _MANY and outputs.shape[1] <= _FEW and not outputs.requires_grad:
-            # torch's softmax walks along rows of a few numbers one by one, and over many columns at once: several times as fast
+            # torch's softmax is several times faster over a strided dimension, where it vectorizes, than along short
+            # rows
             outputs, targets = outputs.t().contiguous().unsqueeze(0), targets.unsqueeze(0)  # [1, classes, n], [1, n]
         return functional.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Each sample's own."""
+        """Losses per sample [n]."""
         return functional.cross_entropy(
             self._cooled(outputs), targets, reduction="none", label_smoothing=self.label_smoothing
         )

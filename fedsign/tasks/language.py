@@ -1,12 +1,12 @@
 """Language modeling: cross-entropy between logits [n, T, V] and the next tokens [n, T].
 
-The loss is the mean over the scored tokens, in nats: positions whose target is `IGNORED` (padding, a prompt) count
-nothing.  Samples differ in how many tokens they score, so the loss of a batch is not the mean of its samples' losses,
-and the cohort path, which needs that, refuses the task.
+The loss is the mean over the scored tokens, in nats.  Positions whose target is `IGNORED` (padding, prompts) do not
+count.  Since samples score different numbers of tokens, a batch's loss is not the mean of its samples' losses, which
+the cohort path requires; hence that path refuses the task.
 
-[Note: what is kept] Logits are as many as tokens times vocabulary.  So an evaluation keeps of each batch what loss and metrics
-need, two numbers a token [n, T, 2]: -log p(target) in nats (`nll`), and 1 where the likeliest token is the target, 0
-elsewhere (`is_right`).  Where nothing is scored, both are 0.
+[Note: what is kept] There are tokens x vocabulary logits, too many to keep.  An evaluation reduces each batch to two
+numbers per token, [n, T, 2]: -log p(target) in nats (`nll`), and 1 if the likeliest token is the target, else 0
+(`is_right`).  Both are 0 at positions that are not scored.
 """
 
 from typing import Annotated
@@ -21,7 +21,7 @@ from fedsign.tasks.base import IGNORED
 
 
 class Language:
-    """Cross-entropy of the next token, with label smoothing s: 1 - s + s/V for the right token, s/V else."""
+    """Cross-entropy of the next token; label smoothing s gives targets 1 - s + s/V and s/V."""
 
     targets = "text"
 
@@ -29,7 +29,7 @@ class Language:
         self.label_smoothing = label_smoothing
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean over the scored tokens; 0 where none is, with a gradient of 0."""
+        """Mean over the scored tokens; 0, with a zero gradient, if there are none."""
         total = functional.cross_entropy(
             outputs.flatten(0, -2),
             targets.flatten(),
@@ -40,11 +40,11 @@ class Language:
         return total / (targets != IGNORED).sum().clamp_min(1)
 
     def num_terms(self, targets: Tensor) -> float:
-        """How many tokens the loss of a batch is a mean over."""
+        """The number of scored tokens."""
         return float((targets != IGNORED).sum())
 
     def kept(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See [Note: what is kept]; without label smoothing."""
+        """`nll` and `is_right`, without label smoothing; see [Note: what is kept]."""
         losses = functional.cross_entropy(
             outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none"
         ).view_as(targets)
@@ -57,13 +57,13 @@ class Language:
     def check_model(
         self, model: nn.Module, input_shape: tuple[int, ...], num_outputs: int, *, name: str, device: torch.device
     ) -> None:
-        """Give the model a few tokens.
+        """Run the model on a few tokens.
 
-        Two of them, since a block may take a large model minutes; a whole block if it takes no other number.
-        It may have more logits than there are tokens: many a published model's matrices are filled up to a round number.
+        Two suffice; a full block, which may take a large model minutes, is tried only if two fail.  More logits than
+        tokens in the vocabulary are fine: many published models pad their matrices to a round number.
 
         Raises:
-            ConfigError: it does not take tokens, or gives no logits for each of them.
+            ConfigError: the model does not map tokens to logits.
         """
         (length,) = input_shape
         was_training, why = model.training, ""
@@ -73,7 +73,7 @@ class Language:
             try:
                 with torch.no_grad():
                     found = list(model.eval()(tokens).shape)
-            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:  # at what it cannot take
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:  # the input does not fit
                 why = f"it raises {type(error).__name__}: {str(error).strip()[:200]}"
             else:
                 if found[:-1] == expected[:-1] and found[-1] >= expected[-1]:
@@ -82,22 +82,23 @@ class Language:
             finally:
                 model.train(was_training)
         raise ConfigError(
-            f"model.name={name} was given tokens of the shape {expected[:-1]}, for which {why}; expected are logits {expected}, as a "
+            f"model.name={name} was given tokens of the shape {expected[:-1]}, for which {why}; "
+            f"expected are logits {expected}, as a "
             "language model gives them: use model.name=gpt or transformers."
         )
 
 
 def nll(kept: Tensor) -> Tensor:
-    """See [Note: what is kept]; [n, T]."""
+    """-log p(target) of each token, [n, T]."""
     return kept[..., 0]
 
 
 def is_right(kept: Tensor) -> Tensor:
-    """See [Note: what is kept]; [n, T]."""
+    """1 where the likeliest token is the target, [n, T]."""
     return kept[..., 1]
 
 
 def mean_of_scored(values: Tensor, targets: Tensor) -> Tensor:
-    """Mean of values [n, T] over the scored positions, in float64; 0 where none is."""
+    """Mean of values [n, T] over the scored positions, in float64; 0 if there are none."""
     is_scored = targets != IGNORED
     return values[is_scored].double().sum() / is_scored.sum().clamp_min(1)

@@ -14,5 +14,5 @@ class Regression:
         return functional.mse_loss(outputs.squeeze(-1), targets)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Each sample's own."""
+        """Losses per sample [n]."""
         return functional.mse_loss(outputs.squeeze(-1), targets, reduction="none")
