@@ -1,1 +1,1 @@
-"""How far the signs of models agree, and those of a round's clients."""
+"""Sign agreement between models, and between the clients of a round."""

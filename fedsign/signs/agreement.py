@@ -1,16 +1,16 @@
-"""How far the signs of a round's clients agree, layer by layer, streamed: a few bytes for each parameter, however many clients.
+"""Sign agreement of a round's clients per layer, streamed: a few bytes per parameter, whatever the number of clients.
 
-Paper: arXiv 2405.12489, section 6: FedSign lets clients keep the signs of the received model theta_t, since models whose signs
-agree can be averaged.  Of the clients' models theta_k and updates u_k = theta_k - theta_t:
+Paper: arXiv 2405.12489, section 6.  FedSign makes clients keep the signs of the received model theta_t, since models
+whose signs agree can be averaged.  For the clients' models theta_k and updates u_k = theta_k - theta_t:
 
     models        pairs of clients: sign(theta_j) = sign(theta_k)
     models_global sign(theta_k) = sign(theta_t)
     updates       pairs of clients: sign(u_j) = sign(u_k)
     updates_global sign(u_k) = sign(theta_t): the share of steps that make weights larger
 
-Each is a share of those elements where both have a sign; 0 has none.  Of elements whose signs are independent and even, it
-is 1/2.  With p clients above 0 and n below at an element, p (p - 1) + n (n - 1) of (p + n) (p + n - 1) ordered
-pairs agree; so only p and n are kept.
+Each is a share among the elements where both have a sign; 0 has none.  Independent and even signs give 1/2.  If p
+clients are above 0 and n below at an element, p (p - 1) + n (n - 1) of (p + n) (p + n - 1) ordered pairs agree, so the
+counts p and n suffice.
 """
 
 from collections.abc import Mapping
@@ -26,27 +26,27 @@ from fedsign.storage.results import Line, RunFolder
 from fedsign.workload import Workload
 
 _FILE = "signs.jsonl"
-_BLOCK = 2**16  # elements: what is in between stays in the cache
-_MOST = 255  # clients that a byte can count
+_BLOCK = 2**16  # elements, so that intermediate results stay in the cache
+_MOST = 255  # clients that one byte can count
 
 FIGURES = ("models", "models_global", "updates", "updates_global")
 
 
 class SignAgreement:
-    """See the module.  Clients are taken in one by one or as stacks; every one counts alike.
+    """Counts signs of clients, added one by one or as cohorts, with equal weights.
 
-    NumPy compares and counts: on a CPU in a tenth of torch's time.
+    It compares and counts with NumPy, which takes a tenth of torch's time on a CPU.
     """
 
     def __init__(self) -> None:
         self._received: Mapping[str, Tensor] = {}
-        self._before = np.empty(0, np.float32)  # all that is received, as one vector [D]
-        # how many clients' models are above and below 0 at each element, and how many updates; more than bytes for more clients
+        self._before = np.empty(0, np.float32)  # the received parameters as one vector [D]
+        # [4, D]: clients whose model is above 0, below 0, whose update is above 0, below 0; wider than bytes if needed
         self._counts: NDArray[Any] = np.zeros((4, 0), np.uint8)
         self._num_clients = 0
 
     def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
-        """Take one client's parameters in; the received ones are the same for all."""
+        """Add one client's parameters; `received` must be the same for all clients."""
         self._begin(received, 1)
         if self._before.size <= _BLOCK:
             self._count(np.concatenate([_flat(local[name]) for name in received]), 0)
@@ -58,14 +58,14 @@ class SignAgreement:
             start += values.size
 
     def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
-        """Take K clients' parameters [K, ...] in at once."""
+        """Add the parameters [K, ...] of K clients."""
         matrix = np.concatenate([_flat(local[name]).reshape(len(local[name]), -1) for name in received], axis=1)
         self._begin(received, len(matrix))
         for row in matrix:
             self._count(row, 0)
 
     def figures(self) -> dict[str, dict[str, float | None]]:
-        """Layer -> figure -> its value, None where nothing has a sign; the first, "", is of all layers together."""
+        """Layer -> metric -> share, None if nothing has a sign; the first layer, "", is the whole model."""
         if not self._num_clients:
             return {}
         sizes = [tensor.numel() for tensor in self._received.values()]
@@ -87,7 +87,7 @@ class SignAgreement:
             self._counts = self._counts.astype(dtype)
 
     def _count(self, values: NDArray[Any], start: int) -> None:
-        """Some elements of one client, from the place `start` of the vector on, block by block."""
+        """Count some elements of one client, beginning at `start` in the vector, block by block."""
         signs = np.empty(min(values.size, _BLOCK), np.bool_)
         for begin in range(0, values.size, _BLOCK):
             part = values[begin : begin + _BLOCK]
@@ -96,11 +96,13 @@ class SignAgreement:
             thresholds: list[Any] = [0, 0, before, before]
             for count, compare, to in zip(self._counts, (np.greater, np.less) * 2, thresholds, strict=True):
                 compare(part, to, out=found)
-                count[place] += found.view(np.uint8)  # as bytes: to add truth values NumPy would convert them first
+                count[place] += found.view(
+                    np.uint8
+                )  # viewed as bytes, because adding booleans would convert them first
 
     def _sums(self, counts: NDArray[Any], starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """For each layer: ordered pairs that agree, ordered pairs, clients that agree with the received model, clients."""
-        above, below = counts.astype(np.min_scalar_type(self._num_clients**2))
+        """Per layer: ordered pairs that agree, ordered pairs, clients that agree with the received model, clients."""
+        above, below = counts.astype(np.min_scalar_type(self._num_clients**2))  # products of counts must not overflow
         both = above + below
         is_above, is_below = self._before > 0, self._before < 0
         products = (
@@ -113,7 +115,7 @@ class SignAgreement:
 
 
 class SignHook(RoundHook):
-    """Shares of all layers together in a round's record, those of each in `signs.jsonl`."""
+    """Writes the shares of the whole model to the round's record, and those per layer to `signs.jsonl`."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -121,30 +123,30 @@ class SignHook(RoundHook):
         self._layers: dict[str, dict[str, float | None]] = {}
 
     def begin(self, round: int) -> SignAgreement:
-        """Count anew."""
+        """Start counting for a round."""
         self._agreement = SignAgreement()
         return self._agreement
 
     def end(self, traffic: Traffic) -> Line:
-        """The shares of all layers."""
+        """The shares of the whole model."""
         self._layers = self._agreement.figures()
         return {f"signs_{figure}": share for figure, share in self._layers.pop("", {}).items()}
 
     def write(self, record: Line, *, durable: bool) -> Line:
-        """Those of each layer."""
+        """Write the shares per layer."""
         if self._layers:
             self._folder.append(_FILE, {"round": record["round"], "layers": self._layers}, durable=durable)
         return record
 
 
 def round_hook(workload: Workload, strategy: object, folder: RunFolder, *, round: int) -> SignHook | None:
-    """At the extension point `round_hook`, with `results.signs`."""
+    """The extension point `round_hook`; active with `results.signs`."""
     folder.drop_after(round, _FILE)
     return SignHook(folder) if workload.config.get("results.signs", False) else None
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:
-    """Its values in a row; those that NumPy does not know, such as bf16, in float32, which keeps signs and order."""
+    """Flatten a tensor; bf16, which NumPy lacks, becomes float32, which preserves signs and order."""
     tensor = tensor.detach().cpu()
     found: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).reshape(-1).numpy()
     return found

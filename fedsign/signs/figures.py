@@ -1,4 +1,4 @@
-"""Agreement of signs as figures of a paper."""
+"""Figures of sign agreement for papers."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,12 +10,12 @@ from fedsign.report.figures import Draw, draw, empty
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MARKERS = "osD^vP*X"  # one for each pair of models
+_MARKERS = "osD^vP*X"  # one per pair of models
 _LONGEST = 26  # characters of a layer's name
 
 
 def sign_figures(found: Found) -> dict[str, Draw]:
-    """What -> what draws it: the layers, and the rounds of a run that watched its clients' signs."""
+    """Figure name -> drawing function: the layers, and the rounds of a run that recorded its clients' signs."""
     drawn: dict[str, Draw] = {"layers": partial(draw, layers_chart(found))}
     if "rounds" in found.arrays:
         drawn["rounds"] = partial(draw_rounds, found)
@@ -23,7 +23,7 @@ def sign_figures(found: Found) -> dict[str, Draw]:
 
 
 def layers_chart(found: Found) -> Chart:
-    """The same-sign ratio of each layer; a mark for each pair of models."""
+    """The same-sign ratio per layer, with a mark for each pair of models."""
     layers = list(found.facts["layers"])
     series = []
     for color, (pair, marker) in enumerate(zip(found.summary, _MARKERS, strict=False)):
@@ -45,7 +45,7 @@ def layers_chart(found: Found) -> Chart:
 
 
 def draw_rounds(found: Found) -> "Figure":
-    """How far the clients' models keep the signs of the received one: layers from top to bottom, rounds from left to right."""
+    """How far clients keep the signs of the received model: layers from top to bottom, rounds from left to right."""
     layers, rounds, values = found.arrays["layers"], found.arrays["rounds"], found.arrays["models_global"]
     drawn = empty(0.9 + 0.16 * len(layers))
     axes = drawn.add_subplot()

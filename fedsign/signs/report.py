@@ -1,11 +1,12 @@
-"""How far the signs of a round's clients agreed, on a run's page."""
+"""The sign-agreement section of a run's report."""
 
 from fedsign.report.run_charts import round_chart
 from fedsign.report.sections import Section
 from fedsign.report.summary import Run
 
 _ABOUT = (
-    "The share of parameters whose signs are equal, of those where both have one. Of signs without any relation half are: "
+    "The share of parameters whose signs are equal, of those where both have one. "
+    "Of signs without any relation half are: "
     "below 0.5, clients pull against each other."
 )
 
@@ -18,7 +19,7 @@ _CURVES = {
 
 
 def section(run: Run) -> Section | None:
-    """The agreement of signs over all layers, where it was watched."""
+    """Charts of the sign agreement over all layers, if it was recorded."""
     shown = {name: run.values(key) for name, key in _CURVES.items() if run.has(key)}
     if not shown:
         return None

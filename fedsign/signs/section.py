@@ -1,9 +1,9 @@
-"""What counting signs adds to the configuration's table [results]."""
+"""Keys for sign agreement in the configuration table [results]."""
 
 from fedsign.sections import Table
 
 
 class SignsKeys(Table):
-    """In [results]."""
+    """Keys in [results]."""
 
-    signs: bool = False  # how far the clients' signs agree, in every round
+    signs: bool = False  # record the clients' sign agreement in every round
