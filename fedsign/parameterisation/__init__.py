@@ -1,1 +1,1 @@
-"""How a model's start, its learning rates and its passes depend on its width and its density."""
+"""Parameterizations: how initialization, learning rates, and multipliers depend on width and density."""

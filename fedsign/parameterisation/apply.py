@@ -1,11 +1,11 @@
-"""A model made what its plan says: drawn anew, thinned out, its passes multiplied.
+"""Apply a parameterization to a model: reinitialize it, sparsify it, and attach its multipliers.
 
-No parameter, no buffer and no name in the state_dict is added: multipliers are hooks, and a multiplier of 1 is none, so that
-at the base's width and density a model is the standard one, bit for bit.  The weights alone are therefore not the whole
-model: who takes them elsewhere has to multiply as well.
+This adds no parameters, buffers, or names to the state_dict.  Multipliers are hooks, and a multiplier of 1 adds none,
+so at the base width and density the model is bitwise the standard one.  The weights alone are therefore not the
+complete model: code that uses them elsewhere must apply the multipliers, too.
 
-Its optimizer has groups with the rates and the weight decay of the plan.  A group also says which weights of its tensors there
-are (`masks`), for an optimizer that keeps state for those alone.
+The optimizer gets parameter groups with the plan's learning rates and weight decay.  A group's `masks` mark the present
+weights, for optimizers that keep state for those alone.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ PartT = TypeVar("PartT")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameterised(Transform):
-    """What a model was made: its plan, the masks of its sparse tensors, how they change, if they do, and how it multiplies."""
+    """A model's parameterization: its plan, its masks, the rule that changes them, and how it computes products."""
 
     plan: Plan
     masks: dict[str, Mask]
@@ -43,26 +43,26 @@ class Parameterised(Transform):
     products: Products = _PRODUCTS
 
     def packing(self, model: nn.Module) -> Packing:
-        """Rows of weights.  Where masks change the other side does not know them, and tensors travel whole."""
+        """Rows of present weights, or whole tensors under a mask rule, since the other side does not know the masks."""
         return Packing() if self.rule is not None else rows_of(model, self.masks)
 
     @torch.no_grad()
     def place(self, model: nn.Module, shared: dict[str, Tensor]) -> None:
-        """Move the masks to the parameters, and put absent weights to 0, though they were loaded."""
+        """Move the masks to the parameters' device, and zero absent weights that were loaded."""
         for name, mask in self.masks.items():
             parameter = model.get_parameter(name)
             mask.is_there = mask.is_there.to(parameter.device)
             parameter.mul_(mask.is_there)
 
     def prepare_training(self, model: nn.Module) -> None:
-        """Let sparse layers leave out absent weights where that pays."""
+        """Let sparse layers skip absent weights where that is faster."""
         multiply_sparsely(model, self.masks, self.products)
 
     def optimizer(self, part: OptimizerPart, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """A fresh one whose groups have the plan's rates; under a rule it changes the masks.
+        """Build the optimizer with the plan's parameter groups; with a mask rule, its steps also change masks.
 
         Raises:
-            ConfigError: the optimizer cannot have groups, or there is no rule for its rates.
+            ConfigError: the optimizer does not support groups, or the scheme has no learning rates for it.
         """
         groups, masks, rule = self._groups(model), self.masks, self.rule
         optimizer: torch.optim.Optimizer
@@ -76,8 +76,9 @@ class Parameterised(Transform):
         if rule is not None:
             if not isinstance(optimizer, Packed):
                 raise ConfigError(
-                    f"client.optimizer.name={part.name} was given with sparsity.name={rule.name}, but its state would not follow "
-                    "masks that change; use packed_sgd or packed_adamw."
+                    f"client.optimizer.name={part.name} was given with sparsity.name={rule.name}, "
+                    "but its state would not "
+                    "follow masks that change; use packed_sgd or packed_adamw."
                 )
             plans = self.plan.tensors
             tensors = [Masked(model.get_parameter(name), mask, plans[name].density) for name, mask in masks.items()]
@@ -85,11 +86,11 @@ class Parameterised(Transform):
         return optimizer
 
     def plain(self, model: nn.Module) -> nn.Module:
-        """A copy with the multipliers in its weights."""
+        """A copy with the multipliers folded into the weights."""
         return folded(model, self.plan)
 
     def _groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Parameters whose rates and decay are the same, in the model's order."""
+        """Group parameters with equal rates and decay, in the order of the model."""
         groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
         for name, tensor in self.plan.tensors.items():
             key = (tensor.adam_rate, tensor.sgd_rate, tensor.decays)
@@ -100,7 +101,7 @@ class Parameterised(Transform):
 
 
 def parameterised(model: nn.Module) -> Parameterised | None:
-    """What a model was made by `parameterise`, if it was."""
+    """A model's parameterization, if it has one."""
     return next((each for each in transforms_of(model) if isinstance(each, Parameterised)), None)
 
 
@@ -113,12 +114,12 @@ def parameterise(
     draw: MaskDraw = "bernoulli",
     products: Products = _PRODUCTS,
 ) -> None:
-    """Draw a model's parameters anew by torch's global generator, draw its masks, and multiply its passes.
+    """Reinitialize a model from torch's global generator, draw its masks, and attach its multipliers.
 
-    Under a `rule` masks have the density that it starts with; start and rates are those of the density that the scheme says.
+    A `rule` sets the initial density of the masks; initialization and rates follow the scheme's density.
 
     Raises:
-        ConfigError: the model's roles are not known, or the rule cannot start with this density.
+        ConfigError: the model's roles are unknown, or the rule cannot start at this density.
     """
     plan = plan_of(model, scheme)
     _draw(model, plan)
@@ -133,10 +134,10 @@ def parameterise(
 
 
 def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
-    """Make a new model what [parameterisation] says, by torch's global generator; nothing for `none`.
+    """Apply the configuration's [parameterisation] and [sparsity] to a new model; `none` changes nothing.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: they do not fit the model.
     """
     sparsity, engine = SparsityPart.of(config), config.engine
     scheme, rule = _built(ParameterisationPart.of(config), Scheme), _built(sparsity, MaskRule)
@@ -151,7 +152,8 @@ def _built(part: ParameterisationPart | SparsityPart, kind: type[PartT]) -> Part
     if made is None or isinstance(made, kind):
         return made
     raise ConfigError(
-        f"{part.kind}.name={part.name} gives a {type(made).__name__}; expected is a {kind.__name__} of {kind.__module__}."
+        f"{part.kind}.name={part.name} gives a {type(made).__name__}; "
+        f"expected is a {kind.__name__} of {kind.__module__}."
     )
 
 
@@ -171,7 +173,8 @@ def _set_rates(
     is_sgd = isinstance(optimizer, torch.optim.SGD | PackedSGD)
     if not (is_sgd or isinstance(optimizer, torch.optim.Adam | PackedAdamW) or scheme.name == "sp"):
         raise ConfigError(
-            f"client.optimizer.name={part.name} was given with parameterisation.name={scheme.name}, which has rules for "
+            f"client.optimizer.name={part.name} was given with parameterisation.name={scheme.name}, "
+            "which has rules for "
             "SGD, Adam and AdamW only; use sgd, adam, adamw, packed_sgd or packed_adamw, or parameterisation.name=sp."
         )
     for group in optimizer.param_groups:
@@ -184,6 +187,7 @@ def _set_rates(
             group["weight_decay"] = weight_decay / rate
             if weight_decay and isinstance(optimizer, torch.optim.Adam) and not group["decoupled_weight_decay"]:
                 raise ConfigError(
-                    f"client.optimizer.name={part.name} was given with parameterisation.decay=base, but its weight decay is a part "
-                    "of the gradient that Adam rescales; use adamw, or parameterisation.decay=rate."
+                    f"client.optimizer.name={part.name} was given with parameterisation.decay=base, "
+                    "but its weight decay "
+                    "is a part of the gradient that Adam rescales; use adamw, or parameterisation.decay=rate."
                 )

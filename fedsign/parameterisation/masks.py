@@ -1,18 +1,19 @@
-"""Which weights of a sparse tensor there are.
+"""Masks of sparse tensors: which weights are present.
 
-Drawn once from (seed, MASKS, the tensor's name): server and clients draw the same, and nobody sends it.  Each weight draws a number
-u, uniform in [0, 1), and of a tensor of N weights and density rho there are
+A mask is drawn from (seed, MASKS, tensor name), so server and clients draw the same mask and never send it.  Each
+weight draws u, uniform in [0, 1).  In a tensor of N weights with density rho, the present weights are
 
-    bernoulli   those with u < rho: each with probability rho, independently, as in the code of Dey et al. 2024 (arXiv 2405.15743)
-    exact       the round(rho N) with the smallest u: each set of so many is equally likely, and their number is no chance
+    bernoulli   those with u < rho, independently, as in the code of Dey et al. 2024 (arXiv 2405.15743)
+    exact       the round(rho N) with the smallest u: a uniformly random subset of fixed size
 
-Both look at the same numbers, so that `exact` is `bernoulli` with the fewest weights added or taken away, and under either the weights
-at a lower density are some of those at a higher one.  `exact` looks at 32 bits of them (`bernoulli` at 24); of equal ones the earlier in the tensor
-count.  Its bits are those that NumPy guarantees: two versions that drew other masks would draw as many weights, and nobody would notice.
+Both use the same u, so `exact` adds or removes as few weights as possible relative to `bernoulli`, and masks are
+nested: a lower density selects a subset of a higher one.  `exact` uses 32 bits of u (`bernoulli` 24) and breaks ties by
+position.  It relies only on bits that NumPy guarantees.  If two versions drew different masks, the number of weights
+would still match, and nobody would notice.
 
-Where a rule changes a mask later (`fedsign.parameterisation.sparsity`), training is in one place.
-The other weights start at 0 and stay there, since their gradients are 0: no optimizer of ours,
-no weight decay and no penalty that compares with the received model moves a weight that is 0 there and gets no gradient.
+Absent weights start at 0 and stay 0: their gradients are 0, and no optimizer here, weight decay, or penalty relative to
+the received model moves a zero weight with a zero gradient.  Rules that change masks during training
+(`fedsign.parameterisation.sparsity`) are limited to a single client and round.
 """
 
 import warnings
@@ -31,27 +32,27 @@ from fedsign.seeding import Purpose, named_generator, named_words
 
 
 class Mask:
-    """Of one tensor; `is_there` has its shape."""
+    """The mask of one tensor; `is_there` has the tensor's shape."""
 
     def __init__(self, is_there: Tensor) -> None:
         self.is_there = is_there
-        self.dense_gradient: Tensor | None = None  # of all weights, while it is kept
+        self.dense_gradient: Tensor | None = None  # gradient of all weights, if kept
         self.keeps_gradient = False
 
     @cached_property
     def num(self) -> int:
-        """How many weights there are."""
+        """The number of present weights."""
         return int(self.is_there.sum())
 
     @cached_property
     def places(self) -> Tensor:
-        """Where they are in the tensor as one row, ascending [num]; 4 bytes each, if that is enough."""
+        """Sorted flat indices of the present weights, [num]; int32 if that suffices."""
         places = self.is_there.flatten().nonzero().squeeze(1)
         return places.int() if self.is_there.numel() <= torch.iinfo(torch.int32).max else places
 
     @cached_property
     def columns(self) -> "Columns":
-        """Where they are in a matrix, for products of compressed rows; 12 bytes each."""
+        """Indices of a matrix and its transpose in compressed-row (CSR) form; 12 bytes per weight."""
         rows, columns = self.is_there.nonzero(as_tuple=True)
         turned = columns.argsort(stable=True)
         return Columns(
@@ -65,21 +66,21 @@ class Mask:
         )
 
     def part(self, start: int, stop: int, device: torch.device) -> "Mask":
-        """The mask of a piece of the flat tensor."""
+        """The mask of a slice of the flattened tensor."""
         return Mask(self.is_there.reshape(-1)[start:stop].to(device, copy=True))
 
     def become(self, is_there: Tensor) -> None:
-        """Other weights are there from now on."""
+        """Change the mask and drop the cached indices."""
         self.is_there = is_there
         for name in ("num", "places", "columns"):
             vars(self).pop(name, None)
 
     def keep_gradient(self, keeps: bool) -> None:
-        """Keep the next gradients of all weights, added up until this is called again, or forget them."""
+        """Start accumulating dense gradients, or stop; either way, discard what was accumulated."""
         self.keeps_gradient, self.dense_gradient = keeps, None
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """The gradient of the weights that there are, 0 elsewhere: a hook for a parameter."""
+        """A gradient hook: zero the gradient of absent weights."""
         if self.keeps_gradient:
             before = self.dense_gradient
             self.dense_gradient = gradient.detach() if before is None else before + gradient.detach()
@@ -88,27 +89,27 @@ class Mask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Where the weights of a matrix [out, in] are, row by row and column by column, as compressed rows take it."""
+    """CSR indices of a matrix [out, in] and of its transpose ("turned")."""
 
     shape: tuple[int, ...]
-    places: Tensor  # [num], in the matrix as one row
+    places: Tensor  # [num], flat indices
     starts: Tensor  # [out + 1]
     columns: Tensor  # [num]
-    turned: Tensor  # [num]: the order of the transpose's weights
+    turned: Tensor  # [num], permutation into the transpose's order
     turned_starts: Tensor  # [in + 1]
     turned_columns: Tensor  # [num]
 
     def rows(self, values: Tensor) -> Tensor:
-        """The matrix with these weights."""
+        """The matrix with these weights, as CSR."""
         return _compressed(self.starts, self.columns, values, self.shape)
 
     def turned_rows(self, values: Tensor) -> Tensor:
-        """Its transpose."""
+        """Its transpose, as CSR."""
         return _compressed(self.turned_starts, self.turned_columns, values[self.turned], self.shape[::-1])
 
 
 def _starts(ascending: Tensor, num: int) -> Tensor:
-    """Where each of `num` numbers begins in a row of them, and its end."""
+    """Row pointers: the position at which each of `num` row numbers starts in a sorted list, and the end."""
     return torch.searchsorted(ascending, torch.arange(num + 1), out_int32=True)
 
 
@@ -119,7 +120,7 @@ def _compressed(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[in
 
 
 def mask_of(seed: int, name: str, shape: tuple[int, ...], density: float, *, draw: MaskDraw = "bernoulli") -> Mask:
-    """The mask of a tensor, the same in every process.
+    """Draw the mask of a tensor; the same in every process.
 
     >>> mask_of(0, "up.weight", (64, 64), 0.25).num, mask_of(0, "up.weight", (64, 64), 0.25, draw="exact").num
     (1030, 1024)
@@ -133,7 +134,7 @@ def mask_of(seed: int, name: str, shape: tuple[int, ...], density: float, *, dra
 
 
 def _smallest(drawn: NDArray[np.uint32], num: int) -> NDArray[np.bool_]:
-    """Which `num` entries of a row are the smallest; of equal ones the earlier count.
+    """Mark the `num` smallest entries; ties go to the earlier ones.
 
     >>> _smallest(np.array([5, 2, 7, 5], dtype=np.uint32), 2).tolist()
     [True, True, False, False]
@@ -147,7 +148,7 @@ def _smallest(drawn: NDArray[np.uint32], num: int) -> NDArray[np.bool_]:
 
 
 def hold(model: nn.Module, masks: Mapping[str, Mask]) -> None:
-    """Put a model's absent weights to 0 and keep their gradients there."""
+    """Zero a model's absent weights, and their gradients from now on."""
     for name, mask in masks.items():
         parameter = model.get_parameter(name)
         with torch.no_grad():
@@ -156,13 +157,13 @@ def hold(model: nn.Module, masks: Mapping[str, Mask]) -> None:
 
 
 def gathered(tensor: Tensor, mask: Mask) -> Tensor:
-    """The weights that there are as a row [num], or [K, num] of a stack [K, ...]; a copy."""
+    """Copy the present weights into a row [num], or [K, num] for a cohort [K, ...]."""
     stacked = tensor.shape[: tensor.dim() - mask.is_there.dim()]
     return tensor.reshape(*stacked, -1).index_select(-1, mask.places.to(tensor.device))
 
 
 def put_back(whole: Tensor, row: Tensor, mask: Mask) -> None:
-    """Write a row [num] to its places in a tensor; the rest stays."""
+    """Write a row [num] back to its positions in a tensor, in place; the rest does not change."""
     if whole.is_contiguous():
         whole.view(-1)[mask.places.to(whole.device)] = row
     else:

@@ -1,12 +1,13 @@
-"""A plan's multipliers: as hooks of the model's modules, or put into its weights for programs that know no multipliers.
+"""A plan's multipliers, as hooks on modules or folded into the weights for programs without multipliers.
 
-A multiplier of 1 is no hook.  Of a decoder whose roles name its final norm (`ModelRoles.output_is_a_norm`) the multipliers go
+A multiplier of 1 adds no hook.  For a decoder whose roles name its final norm (`ModelRoles.output_is_a_norm`), the
+multipliers fold into
 
-    alpha_input            into what reads in; a tied head, which reads off with the embedding, is freed of it again
-    alpha_output / m_d     into the last norm, whose output it multiplies
-    scale of the logits    into the queries, relative to 1 / sqrt(head width), which everybody multiplies with
+    alpha_input            the embeddings; with a tied head, the last norm is divided by it again
+    alpha_output / m_d     the last norm, whose output it multiplies
+    attention scale        the queries, relative to the usual 1 / sqrt(head width)
 
-What the plain model computes is the same, to rounding.
+The folded model computes the same up to rounding.
 """
 
 import copy
@@ -22,10 +23,10 @@ from fedsign.parameterisation.roles import matches
 
 
 def multiply(model: nn.Module, plan: Plan) -> None:
-    """Multiply the model's passes.
+    """Attach the plan's multipliers to a model.
 
     Raises:
-        ConfigError: an attention has no scale.
+        ConfigError: an attention module has no attribute `scale`.
     """
     for name in plan.roles.inputs:
         module = model.get_submodule(name)
@@ -36,7 +37,8 @@ def multiply(model: nn.Module, plan: Plan) -> None:
         module = model.get_submodule(name)
         if not isinstance(getattr(module, "scale", None), float):
             raise ConfigError(
-                f"model_roles.attention names '{name}', a {type(module).__name__} without a number `scale`; let it multiply "
+                f"model_roles.attention names '{name}', a {type(module).__name__} without a number `scale`; "
+                "let it multiply "
                 "its logits by self.scale."
             )
         vars(module)["scale"] = scale
@@ -50,26 +52,26 @@ def _multiply_pass(module: nn.Module, factor: float, *, of_output: bool) -> None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """A hook that multiplies what enters a module, whose bias is then not multiplied, or what leaves it; a plain value, as models are copied."""
+    """A hook that scales a module's output, or as a pre-hook its input, which leaves the bias unscaled."""
 
     factor: float
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor | None = None) -> Any:
-        """The inputs, the first one multiplied, or the output, if there is one yet."""
+        """Scale the output, or the first input if there is no output yet."""
         return (inputs[0] * self.factor, *inputs[1:]) if output is None else output * self.factor
 
 
 def folded(model: nn.Module, plan: Plan) -> nn.Module:
-    """A copy with the multipliers in its weights.
+    """A copy of the model with the multipliers folded into the weights.
 
     Raises:
-        ConfigError: it is no decoder of the kind for which alone this is known.
+        ConfigError: the model is not such a decoder.
     """
     roles = plan.roles
     if not roles.output_is_a_norm:
         raise ConfigError(
-            f"the model ({type(model).__name__}) is parameterised, but only a gpt's multipliers can be put into its weights; keep it as "
-            "a run, or train with parameterisation.name=none."
+            f"the model ({type(model).__name__}) is parameterised, but only a gpt's multipliers can be put into its "
+            "weights; keep it as a run, or train with parameterisation.name=none."
         )
     plain = copy.deepcopy(model)
     for module in plain.modules():

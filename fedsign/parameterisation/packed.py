@@ -1,11 +1,11 @@
-"""SGD and AdamW that keep state for the weights that a sparse model has, and for no others.
+"""SGD and AdamW that keep state only for the present weights of a sparse model.
 
-Of a tensor with a mask, the weights that there are and their gradients are gathered into a row, moved by torch's operations in torch's
-order, and put back: the bits are those of torch's own optimizer on the whole tensor with gradients that are 0 elsewhere.  The
-state is as wide as torch's (8 bytes a weight for AdamW, 4 for SGD with momentum) times the weights that there are; steps are
-counted in Python.  Besides it, the places of the weights take 4 bytes for each, once in a process.
+A masked tensor's present weights and their gradients are gathered into rows, updated by torch's operations in torch's
+order, and written back.  The result is bitwise that of torch's optimizer on the whole tensor with zero gradients
+elsewhere.  The state takes 8 bytes per present weight for AdamW, 4 for SGD with momentum; step counts are Python
+integers.  The indices of the weights take another 4 bytes each, once per process.
 
-Memory in another order than the shape's (convolutions on images with channels last) costs a copy of the tensor in each step.
+A tensor in another memory format, such as channels-last, costs a copy per step.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,25 +20,25 @@ from fedsign.optim.adamw import Decay
 from fedsign.optim.lean import made_lean
 from fedsign.parameterisation.masks import gathered, put_back
 
-State = dict[str, Any]  # of one parameter: rows as long as there are weights, and a count of steps
+State = dict[str, Any]  # of one parameter: rows [num], and a step count
 
 
 class Packed(torch.optim.Optimizer):
-    """The walk over the parameters; `_move` is one rule for a row of weights."""
+    """The loop over parameters; subclasses implement `_move` for a row of weights."""
 
-    take_step: "Callable[[Packed], None] | None" = None  # in place of `move`, such as one that changes masks too
+    take_step: "Callable[[Packed], None] | None" = None  # replaces `move`, for example to change masks, too
 
     def __init__(self, params: Iterable[Any], **settings: Any) -> None:
         super().__init__(params, settings)
 
     @property
     def element_rule(self) -> type["Packed"]:
-        """The optimizer for pieces of parameters, whose groups hold the pieces' masks."""
+        """The optimizer class for shards of parameters, whose groups hold the shards' masks."""
         return type(self)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient; where masks change, see `fedsign.parameterisation.sparsity`."""
+        """Update the parameters that have gradients, by `take_step` if it is set."""
         if closure is not None:
             raise ConfigError("a packed optimizer takes no closure; call step() after backward().")
         if self.take_step is None:
@@ -47,7 +47,7 @@ class Packed(torch.optim.Optimizer):
             self.take_step(self)
 
     def move(self) -> None:
-        """The rule alone."""
+        """Update the parameters without changing masks."""
         for group in self.param_groups:
             for parameter, mask in zip(group["params"], group["masks"], strict=True):
                 if parameter.grad is None:
@@ -65,9 +65,9 @@ class Packed(torch.optim.Optimizer):
 
 
 class PackedSGD(Packed):
-    """torch.optim.SGD."""
+    """torch.optim.SGD on present weights."""
 
-    is_linear: Final = True  # see fedsign.optim.displacement
+    is_linear: Final = True  # for `fedsign.optim.displacement`
 
     def _move(self, weights: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
         """m <- momentum m + g + wd theta;  theta <- theta - lr m."""
@@ -85,10 +85,10 @@ class PackedSGD(Packed):
 
 
 class PackedAdamW(Packed):
-    """torch.optim.AdamW."""
+    """torch.optim.AdamW on present weights."""
 
     def _move(self, weights: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
-        """theta <- (1 - lr wd) theta - lr m / (sqrt(v) + eps), with m and v freed of their start at zero."""
+        """theta <- (1 - lr wd) theta - lr m / (sqrt(v) + eps), with bias-corrected m and v."""
         lr, (beta1, beta2) = group["lr"], group["betas"]
         if not state:
             state.update(step=0, exp_avg=torch.zeros_like(weights), exp_avg_sq=torch.zeros_like(weights))
@@ -111,7 +111,7 @@ def packed_sgd(
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9,
     nesterov: bool = False,
 ) -> torch.optim.Optimizer:
-    """SGD with state for the weights that there are."""
+    """SGD with momentum for the present weights of a sparse model only."""
     if nesterov and momentum == 0:
         raise ConfigError("optimizer 'packed_sgd': nesterov=true needs a momentum above 0; raise it or drop nesterov.")
     return made_lean(PackedSGD, _masked(groups), lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)
@@ -126,7 +126,7 @@ def packed_adamw(
     beta2: Decay = 0.999,
     eps: Annotated[float, Field(ge=0)] = 1e-8,
 ) -> torch.optim.Optimizer:
-    """AdamW with state for the weights that there are."""
+    """AdamW with moments for the present weights of a sparse model only."""
     return made_lean(PackedAdamW, _masked(groups), lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)
 
 
@@ -134,7 +134,7 @@ def _masked(groups: Iterable[Any]) -> list[dict[str, Any]]:
     found = list(groups)
     if not all(isinstance(group, dict) and "masks" in group for group in found):
         raise ConfigError(
-            "a packed optimizer was given with parameterisation.name=none, which has no density; name a parameterisation (sp is the "
-            "usual one), or use sgd or adamw."
+            "a packed optimizer was given with parameterisation.name=none, which has no density; "
+            "name a parameterisation (sp is the usual one), or use sgd or adamw."
         )
     return found

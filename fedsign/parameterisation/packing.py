@@ -1,11 +1,11 @@
-"""What travels of a sparse model: of each sparse tensor the weights that there are, as one row.
+"""How a sparse model is sent: only the present weights of each sparse tensor, as one row.
 
-A model computes with whole tensors, in which absent weights are 0.  Everything outside of it (requests, replies, means, servers' and
-clients' memories, checkpoints, files that nodes keep) holds rows, in the order of the places in the tensor, and need not know: to it
-the model is one with other shapes.  Both sides make the rows by masks that they derive from the seed, so that no places travel.
-Dense tensors are as they are, and a model without a sparse one is packed by doing nothing.
+The model itself computes with whole tensors, in which absent weights are 0.  Everything else (requests, replies, means,
+server and client state, checkpoints) holds rows in the order of the tensor and sees a model with other shapes.  Both
+sides derive the masks from the seed, so no indices are sent.  Dense tensors are sent unchanged.
 
-The two meet where a model's tensors are taken or put in (`clients.working_model`), and where a file of weights is written.
+Conversion happens where tensors are read from or written into a model (`clients.working_model`), and where a file of
+weights is written.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,9 +19,9 @@ from fedsign.records import Tensors
 
 
 class RowPacking(Packing):
-    """Sends the weights of each sparse tensor as one row.
+    """Sends the present weights of each sparse tensor as one row.
 
-    Tensors whose shapes are neither those of the model nor those of its rows pass as they are, for others to judge.
+    Tensors of unexpected shapes pass unchanged; callers validate them.
     """
 
     def __init__(self, masks: Mapping[str, Mask]) -> None:
@@ -29,21 +29,21 @@ class RowPacking(Packing):
         self.masks = {name: mask.is_there for name, mask in masks.items()}
 
     def shape(self, name: str, whole: torch.Size) -> torch.Size:
-        """See Packing."""
+        """The sent shape: [num] for a sparse tensor."""
         return torch.Size([self._masks[name].num]) if name in self._masks else whole
 
     def packed(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """See Packing; rows are copies, all others the given tensors."""
+        """Rows of the sparse tensors, which are copies; other tensors are not copied."""
         return {name: self._row(name, tensor) for name, tensor in tensors.items()}
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """See Packing; a row becomes a whole tensor every time that it is asked for."""
+        """A view in which each access to a sparse tensor unpacks its row."""
         return _Whole(tensors, self._masks)
 
     def put(self, name: str, sent: Tensor, into: Tensor) -> None:
-        """See Packing; for tensors that have a mask."""
+        """Unpack a row into `into`; the tensor must have a mask."""
         mask = self._masks[name]
-        into.zero_()  # a client that diverged may have left NaN where no weight is
+        into.zero_()  # a diverged client may have left NaN in absent weights
         put_back(into, sent.to(into.device, into.dtype), mask)
 
     def _row(self, name: str, tensor: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class RowPacking(Packing):
 
 
 class _Whole(Mapping[str, Tensor]):
-    """See `RowPacking.whole`."""
+    """The mapping that `RowPacking.whole` returns."""
 
     def __init__(self, tensors: Mapping[str, Tensor], masks: Mapping[str, Mask]) -> None:
         self._tensors, self._masks = tensors, masks
@@ -75,7 +75,7 @@ class _Whole(Mapping[str, Tensor]):
 
 
 def rows_of(model: nn.Module, masks: Mapping[str, Mask]) -> RowPacking:
-    """The packing of a model; layers that share a sparse tensor share its mask."""
+    """The packing of a model; tied tensors share their mask."""
     of = {model.get_parameter(name): mask for name, mask in masks.items()}
     names = model.named_parameters(remove_duplicate=False)
     return RowPacking({name: of[parameter] for name, parameter in names if parameter in of})

@@ -1,6 +1,6 @@
-"""What every tensor of a model gets: density, start, rates, multipliers, and why.
+"""The plan of a parameterization: density, initialization, learning rates, and multipliers per tensor.
 
-Table 1 of Dey et al. 2024 (arXiv 2405.15743), with m_d of the width and m_rho of the density:
+Table 1 of Dey et al. 2024 (arXiv 2405.15743), with the width ratio m_d and the density ratio m_rho:
 
                           standard (sp)       mup                  smupar
     embedding, start      s^2                 s^2                  s^2
@@ -10,14 +10,14 @@ Table 1 of Dey et al. 2024 (arXiv 2405.15743), with m_d of the width and m_rho o
     output, forward       1                   alpha_output / m_d   alpha_output / m_d
     attention's logits    1 / sqrt(head)      1 / head             1 / head
 
-Adam's rate of all others is 1 in all three.  Hidden tensors that add to a residual stream 2 L times start smaller by sqrt(2 L),
-biases at 0, norms at 1, as in the authors' code.  A head of its own starts like a tied one, as the embedding does.
+Adam's rate is 1 for all other tensors.  As in the authors' code, hidden tensors that write to a residual stream 2 L
+times start smaller by sqrt(2 L), biases start at 0, norms at 1, and an untied head starts like the embedding.
 
-SGD: the paper gives a hidden rate of 1 / m_rho and no more.  The rest follows from the sizes of gradients: behind an output
-multiplied with 1 / m_d they are as 1 / m_d, so that embeddings, heads, biases and norms need m_d times the rate, while a hidden
-tensor's change sums over the width and keeps it (the same as in Yang et al. 2022, arXiv 2203.03466, Table 8).
+SGD: the paper only gives the hidden rate, 1 / m_rho.  The rest follows from the gradients, which scale as 1 / m_d
+before an output multiplied by 1 / m_d.  So embeddings, heads, biases, and norms need m_d times the rate; a hidden
+tensor's change sums over the width and keeps its rate (as in Yang et al. 2022, arXiv 2203.03466, Table 8).
 
-Weight decay is for all but vectors.
+Weight decay applies to all tensors except vectors.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ _WHY = {Role.EMBEDDING: "reads in", Role.UNEMBEDDING: "reads off", Role.VECTOR: 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorPlan:
-    """Of one parameter; the rates are multiples of client.lr, `init_std` is None for what is no random matrix."""
+    """The plan of one parameter.  Rates are multiples of client.lr; `init_std` is None for vectors."""
 
     role: Role
     density: float
@@ -45,13 +45,13 @@ class TensorPlan:
 
     @property
     def decays(self) -> bool:
-        """Whether there is weight decay for it."""
+        """Whether weight decay applies."""
         return self.role is not Role.VECTOR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Of a whole model; `attention` is what its logits are multiplied with, by module, `input` and `output` the other two multipliers."""
+    """The plan of a model, with its multipliers: `input`, `output`, and the attention scales by module."""
 
     scheme: Scheme
     roles: ModelRoles
@@ -62,10 +62,10 @@ class Plan:
 
 
 def plan_of(model: nn.Module, scheme: Scheme) -> Plan:
-    """What a scheme gives a model.
+    """Make the plan of a model.
 
     Raises:
-        ConfigError: the model's roles are not known, or a pattern names no hidden tensor.
+        ConfigError: the model's roles are unknown, or a density pattern matches no hidden tensor.
     """
     roles = roles_of_model(model)
     m_d, (alpha_input, alpha_output) = scheme.width_factor(roles.width), scheme.multipliers
@@ -108,7 +108,7 @@ def _check_patterns(scheme: Scheme, hidden: list[str]) -> None:
 
 
 def forward_rows(plan: Plan) -> Iterator[tuple[str, float, str]]:
-    """Which modules' passes are multiplied, with what, and why."""
+    """Module, multiplier, and reason, for each multiplier of the plan."""
     for name in plan.roles.inputs:
         yield name, plan.input, "alpha_input"
     for name in plan.roles.outputs:

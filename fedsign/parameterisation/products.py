@@ -1,19 +1,19 @@
-"""Products of sparse layers that leave out the weights that are not there: torch's compressed rows (CSR), on a CPU.
+"""Matrix products of sparse linear layers that skip absent weights, with torch's CSR matrices on a CPU.
 
-Of a linear layer with weights W [out, in] under a mask, inputs x [B, in] and gradients g [B, out] of its outputs:
+For a layer with masked weights W [out, in], inputs x [B, in], and output gradients g [B, out]:
 
-    y  = x W^T                           csr(W) [out, in] times x^T [in, B], laid out anew
+    y  = x W^T                           csr(W) [out, in] times x^T [in, B], transposed copies
     dx = g W                             csr(W^T) [in, out] times g^T [out, B]
-    dW = g^T x where there are weights   one inner product of length B for each, 0 elsewhere
+    dW = g^T x at present weights        one inner product of length B each, 0 elsewhere
 
-The results are those of the whole products to rounding.  Weights and their gradients stay whole tensors; which columns
-there are is worked out once for a mask, and takes 12 bytes for each weight that there is.
+Results equal the dense products up to rounding.  Weights and their gradients stay dense tensors; the CSR indices are
+computed once per mask and take 12 bytes per present weight.
 
-[Note: when compressed rows pay] Whole products do 6 B in out operations, compressed ones 6 B in out times the density, but at a
-tenth of the speed, and they lay out inputs and outputs anew.  `auto` takes them where they paid in `benchmarks/alone/sparse.py`,
-forward and backward together: at a density of 1/16 or less, if B in out is 2^26 or more.  The rule knows the shapes and nothing of
-the machine's load, so that every process of an experiment decides alike.  Convolutions, bf16, torch.compile and GPUs take
-whole products: a GPU's sparse tensor cores want 2 of every 4 neighbors, which is a mask of density 1/2 that is not random.
+[Note: when compressed rows pay] Dense products take 6 B in out operations.  CSR products take that times the density,
+at a tenth of the speed, and transpose inputs and outputs.  `auto` uses CSR where it was faster in
+`benchmarks/alone/sparse.py`, forward and backward together: at densities up to 1/16 with B in out >= 2^26.  The rule
+depends on shapes alone, not on the machine's load, so all processes of an experiment decide alike.  Convolutions, bf16,
+torch.compile, and GPUs use dense products; a GPU's sparse tensor cores need 2 of every 4 neighbors, not random masks.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ from torch.autograd.function import once_differentiable
 from fedsign.errors import ConfigError
 from fedsign.parameterisation.masks import Columns, Mask
 
-MOST_DENSITY: Final = 1 / 12  # between the densities that were tried: a random mask has about its density
+MOST_DENSITY: Final = 1 / 12  # between the measured densities, since a random mask meets its density only roughly
 LEAST_PRODUCTS: Final = 2**26  # B in out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Products:
-    """How [engine] computes the products of sparse layers in training."""
+    """Settings of [engine] for the products of sparse layers in training."""
 
     kind: Literal["auto", "dense", "csr"] = "auto"
     precision: str = "float32"
@@ -41,16 +41,17 @@ class Products:
 
 
 def multiply_sparsely(model: nn.Module, masks: Mapping[str, Mask], products: Products) -> None:
-    """Let a model's sparse linear layers compute as [engine] says; for training: there are no second derivatives.
+    """Replace the forward of a model's sparse linear layers for training; second derivatives are not supported.
 
     Raises:
-        ConfigError: compressed rows were asked for, and cannot be had.
+        ConfigError: CSR was requested but is not available.
     """
     lacking = _lacking(products, next(model.parameters()).device)
     if products.kind == "csr" and lacking:
         raise ConfigError(
-            f"engine.sparse_products=csr was given with {lacking}, but compressed rows are for float32 on a CPU with MKL, not compiled; "
-            "use engine.sparse_products=auto."
+            f"engine.sparse_products=csr was given with {lacking}, but compressed rows are for float32 on a CPU with "
+            "MKL, "
+            "not compiled; use engine.sparse_products=auto."
         )
     if products.kind == "dense" or lacking:
         return
@@ -68,7 +69,7 @@ def pays(mask: Mask, num_rows: int) -> bool:
 
 
 def _lacking(products: Products, device: torch.device) -> str:
-    """Why there are no compressed rows; nothing if there are."""
+    """The setting that rules out CSR; empty if it is available."""
     if device.type != "cpu":
         return f"engine.device={device}"
     if products.precision != "float32":
@@ -79,7 +80,7 @@ def _lacking(products: Products, device: torch.device) -> str:
 
 
 class SparseForward:
-    """What a linear layer does in place of its own `forward`."""
+    """Replaces the `forward` of a linear layer."""
 
     def __init__(self, module: nn.Linear, mask: Mask, *, always: bool) -> None:
         self._module, self._mask, self._always = module, mask, always
@@ -94,7 +95,7 @@ class SparseForward:
         return (product if bias is None else product + bias).view(*x.shape[:-1], -1)
 
     def _is_compressed(self, num_rows: int) -> bool:
-        """Gradients of absent weights, and weights that need not lie under this mask, want whole products."""
+        """Whether to use CSR: not if absent weights need gradients, or if the weight may violate the mask."""
         if not self._module.training or self._mask.keeps_gradient or not isinstance(self._module.weight, nn.Parameter):
             return False
         return self._always or pays(self._mask, num_rows)

@@ -1,16 +1,16 @@
-"""Which tensor of a model is what: read in, hidden, read off, or a vector.
+"""The role of each tensor in a model: embedding, hidden, unembedding, or vector.
 
-Rules for width and density (`fedsign.parameterisation.plan`) are rules for roles.  Of a model of linear layers, convolutions,
-embeddings and norms they follow from the order in which the layers are registered: what comes first reads the data in, what
-comes last reads the outputs off, all between is hidden.  A model whose order says something else, or that has attention
-of its own, says it itself, by a ModelRoles or a mapping of its fields:
+The scaling rules (`fedsign.parameterisation.plan`) are stated per role.  In a model of linear layers, convolutions,
+embeddings, and norms, roles follow from the order of registration: the first layer is the embedding, the last one the
+unembedding, and those in between are hidden.  A model with another order, or with its own attention, declares its roles
+as a ModelRoles or a mapping of its fields:
 
     class Mine(nn.Module):
         def __init__(self, input_shape, num_outputs, *, width: int = 64):
             ...
             self.model_roles = ModelRoles(width=width, embedding=("tokens.weight",), unembedding=("read_off.weight",))
 
-Parameters that no pattern names are vectors where they have one dimension, else hidden.
+Parameters that match no pattern are vectors if they have one dimension, otherwise hidden.
 """
 
 from collections.abc import Mapping
@@ -29,21 +29,21 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, *BATCH_NORMS)
 
 
 class Role(StrEnum):
-    """What a tensor is for; its rules are those of Table 1 (`fedsign.parameterisation.plan`)."""
+    """The role of a tensor, as in Table 1 of the paper (`fedsign.parameterisation.plan`)."""
 
-    EMBEDDING = "embedding"  # from the data, whose size is fixed, to the width
-    HIDDEN = "hidden"  # from a width to a width; these alone are sparse
-    UNEMBEDDING = "unembedding"  # from the width to the outputs, whose number is fixed
+    EMBEDDING = "embedding"  # from the data, of fixed size, to the width
+    HIDDEN = "hidden"  # from width to width; only these are sparse
+    UNEMBEDDING = "unembedding"  # from the width to the outputs, of fixed number
     VECTOR = "vector"  # biases and norms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRoles:
-    """A model's own account of its tensors and modules, by patterns of their names (`*` for any text).
+    """A model's declaration of its roles, by patterns of tensor and module names (`*` matches any text).
 
-    `residual`: hidden tensors that add to a stream 2 `depth` times.  `inputs`: modules that read in, `outputs`: modules
-    whose input is read off (both are found where they are not named).  `attention`: modules with an attribute `scale` of
-    the logits -> the width of a head.  `watched`: modules whose outputs are to be of one size, whatever width and density.
+    `residual`: hidden tensors that write to the residual stream 2 `depth` times.  `inputs`: modules that read the data.
+    `outputs`: modules whose input is scaled before it is read off.  `attention`: modules with an attribute `scale` for
+    their logits -> head width.  `watched`: modules whose output size should not depend on width or density.
     """
 
     width: int
@@ -55,10 +55,10 @@ class ModelRoles:
     outputs: tuple[str, ...] = ()
     attention: Mapping[str, int] = field(default_factory=dict)
     watched: tuple[str, ...] = ()
-    output_is_a_norm: bool = False  # `outputs` names what comes before the reading off, whose output is what is meant
+    output_is_a_norm: bool = False  # `outputs` names the norm before the head, so its output is scaled
 
     def role(self, name: str, num_dims: int) -> Role:
-        """Of a parameter."""
+        """The role of a parameter."""
         if matches(name, self.embedding):
             return Role.EMBEDDING
         if matches(name, self.unembedding):
@@ -67,7 +67,7 @@ class ModelRoles:
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether one of the patterns is of this name.
+    """Whether a name matches one of the patterns.
 
     >>> matches("blocks.0.ffn.up.weight", ("*.up.weight",))
     True
@@ -76,10 +76,10 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def roles_of_model(model: nn.Module) -> ModelRoles:
-    """What the model says of itself, or else what is known of its kind.
+    """The roles that a model declares, or else those that follow from the order of its layers.
 
     Raises:
-        ConfigError: nothing is known of it.
+        ConfigError: the roles cannot be determined.
     """
     said = getattr(model, "model_roles", None)
     if said is None:
@@ -88,13 +88,13 @@ def roles_of_model(model: nn.Module) -> ModelRoles:
         return said if isinstance(said, ModelRoles) else ModelRoles(**said)
     except TypeError as error:
         raise ConfigError(
-            f"the model ({type(model).__name__}) has model_roles of type {type(said).__name__}; expected is a ModelRoles of "
-            "fedsign.parameterisation.roles, or its fields by name."
+            f"the model ({type(model).__name__}) has model_roles of type {type(said).__name__}; "
+            "expected is a ModelRoles of fedsign.parameterisation.roles, or its fields by name."
         ) from error
 
 
 def _known(model: nn.Module) -> ModelRoles:
-    """By the order of the layers; see the module."""
+    """Roles by the order of the layers."""
     layers: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         own = [key for key, _ in module.named_parameters(recurse=False)]
@@ -102,8 +102,9 @@ def _known(model: nn.Module) -> ModelRoles:
             layers[name] = module
         elif own and not isinstance(module, _NORMS):
             raise ConfigError(
-                f"the roles of '{f'{name}.{own[0]}'.strip('.')}' in a {type(module).__name__} are not known; give the model an "
-                "attribute `model_roles` (fedsign.parameterisation.roles), or use parameterisation.name=none."
+                f"the roles of '{f'{name}.{own[0]}'.strip('.')}' in a {type(module).__name__} are not known; "
+                "give the model an attribute `model_roles` (fedsign.parameterisation.roles), "
+                "or use parameterisation.name=none."
             )
     classifier = classifier_of(model)
     last = next(name for name, module in layers.items() if module is classifier)
@@ -112,8 +113,9 @@ def _known(model: nn.Module) -> ModelRoles:
     hidden = [name for name in layers if name != last and name not in first]
     if last in first or not isinstance(layers[last], nn.Linear):
         raise ConfigError(
-            f"the model ({type(model).__name__}) has no layer between its data and its outputs, so that it has no width; use "
-            "parameterisation.name=none."
+            f"the model ({type(model).__name__}) has no layer between its data and its outputs, "
+            "so that it has no width; "
+            "use parameterisation.name=none."
         )
     widest = layers[hidden[-1] if hidden else first[0]]
     return ModelRoles(

@@ -1,4 +1,4 @@
-"""What sparse models and scaling by width and density do not go with."""
+"""Settings to refuse with sparse models and parameterizations."""
 
 from fedsign.compatibility import Chosen, Experiment
 from fedsign.optim.displacement import is_linear, unit_displacement
@@ -13,7 +13,8 @@ def _has_several_rates(experiment: Experiment) -> bool:
 RULES: tuple[Rule[Experiment], ...] = (
     Rule(
         lambda its: (its.config.rounds, its.config.partition.num_clients) != (1, 1) and Chosen("sparsity")(its),
-        "{found} was given with rounds={config.rounds} and partition.num_clients={config.partition.num_clients}, but server and clients "
+        "{found} was given with rounds={config.rounds} and partition.num_clients={config.partition.num_clients}, "
+        "but server and clients "
         "draw the same masks and send none, so that a client's change would be unknown to all others",
         "use sparsity.name=static, or train in one place with rounds=1 and partition.num_clients=1",
     ),
@@ -21,7 +22,8 @@ RULES: tuple[Rule[Experiment], ...] = (
         lambda its: (
             its.objective.needs_unit_displacement and _has_several_rates(its) and Chosen("parameterisation")(its)
         ),
-        "{found} was given, which gives tensors learning rates of their own at this width and density, but objective '{spec.name}' needs "
+        "{found} was given, which gives tensors learning rates of their own at this width and density, "
+        "but objective '{spec.name}' needs "
         "one rate for all",
         "use parameterisation.name=sp",
     ),

@@ -1,4 +1,4 @@
-"""The configuration's tables [parameterisation] and [sparsity], and how sparse layers are multiplied."""
+"""The configuration tables [parameterisation] and [sparsity], and the [engine] key for sparse products."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ MaskDraw = Literal["bernoulli", "exact"]
 
 
 class ParameterisationPart(Part):
-    """How the model's start and its learning rates depend on width and density (`fedsign.parameterisation`)."""
+    """How initialization and learning rates depend on width and density (`fedsign.parameterisation`)."""
 
     kind = "parameterisation"
     rules = (
@@ -23,8 +23,9 @@ class ParameterisationPart(Part):
             lambda its: (
                 its.parameterisation.is_chosen and not OptimizerTraits.of(its.client.optimizer.name).takes_rates
             ),
-            "parameterisation.name={parameterisation.name} was given with client.optimizer.name={client.optimizer.name}, which divides "
-            "the model in its own way",
+            "parameterisation.name={parameterisation.name} was given with "
+            "client.optimizer.name={client.optimizer.name}, "
+            "which divides the model in its own way",
             "use sgd, adam, adamw, packed_sgd, packed_adamw or lisa",
         ),
     )
@@ -32,7 +33,7 @@ class ParameterisationPart(Part):
 
 
 class SparsityPart(Part):
-    """How the masks of a sparse model are drawn, and how they change while one client trains it in one round, unless they are `static`."""
+    """How the masks of a sparse model are drawn, and how they change while one client trains in one round."""
 
     kind = "sparsity"
     rules = (
@@ -48,10 +49,10 @@ class SparsityPart(Part):
         ),
     )
     name: str = "static"
-    draw: MaskDraw = "bernoulli"  # see `fedsign.parameterisation.masks`
+    draw: MaskDraw = "bernoulli"  # or a fixed number of weights, see `fedsign.parameterisation.masks`
 
 
 class SparseKeys(Table):
-    """In [engine]."""
+    """Keys in [engine]."""
 
-    sparse_products: Literal["auto", "dense", "csr"] = "auto"  # of sparse layers, in training; auto: csr where it pays
+    sparse_products: Literal["auto", "dense", "csr"] = "auto"  # in training; auto: csr where it is faster

@@ -1,1 +1,1 @@
-"""Rules by which a sparse model's masks change while it trains: a table, one rule a file."""
+"""Rules that change the masks of a sparse model during training, one per file."""

@@ -1,10 +1,10 @@
-"""What a rule for masks that change says, and the steps of a packed optimizer under one.
+"""The base class of mask rules, and the steps of a packed optimizer under one.
 
-What a change leaves of a tensor: weights that stay keep their bits and their optimizer state, those that go are 0 and without
-state, those that come are 0 with a state of 0.  The state is as large as the weights that there are, at every step.
+When a mask changes, weights that stay keep their values and optimizer state, weights that leave become 0 and lose their
+state, and new weights start at 0 with zero state.  At every step there is state for exactly the present weights.
 
-[Note: steps] Steps are those of one optimizer, counted from 1.  In a step that changes masks, a rule either comes in place of the
-optimizer's own move (`replaces_step`) or after it.
+[Note: steps] Steps are those of one optimizer, counted from 1.  In a step that changes masks, the rule runs instead of
+the optimizer's update (`replaces_step`) or after it.
 """
 
 from typing import Annotated, ClassVar, NamedTuple
@@ -20,7 +20,7 @@ Steps = Annotated[int, Field(ge=1)]
 
 
 class Masked(NamedTuple):
-    """A parameter, its mask, and the density that its plan gives it."""
+    """A parameter, its mask, and its density in the plan."""
 
     weights: Tensor
     mask: Mask
@@ -28,27 +28,27 @@ class Masked(NamedTuple):
 
 
 class MaskRule:
-    """One row of the table; a pure function of what it is given."""
+    """A rule that changes masks; a pure function of its arguments."""
 
-    name: ClassVar[str]  # as in `[sparsity]`
-    replaces_step: ClassVar[bool] = False  # whether a step that changes masks moves no weight
-    wants_gradient: ClassVar[bool] = False  # whether it looks at the gradients of weights that are not there
+    name: ClassVar[str]  # in [sparsity]
+    replaces_step: ClassVar[bool] = False  # whether steps that change masks skip the update
+    wants_gradient: ClassVar[bool] = False  # whether it needs gradients of absent weights
 
     def first_density(self, density: float) -> float:
-        """With which density a tensor starts whose density is to be `density`."""
+        """The initial density of a tensor whose final density is `density`."""
         return density
 
     def changes_at(self, step: int) -> bool:
-        """Whether masks change in this step."""
+        """Whether this step changes masks."""
         raise NotImplementedError
 
     def new_mask(self, tensor: Masked, step: int) -> Tensor:
-        """Which weights there are from now on, of the tensor's shape; the mask has the dense gradient if the rule wants it."""
+        """The new mask; if the rule wants it, `tensor.mask` holds the dense gradient."""
         raise NotImplementedError
 
 
 class Changing:
-    """Takes the steps of a packed optimizer, and changes masks between them."""
+    """Runs the steps of a packed optimizer and changes masks as a rule says."""
 
     def __init__(self, rule: MaskRule, tensors: list[Masked]) -> None:
         self._rule, self._tensors = rule, tensors
@@ -56,7 +56,7 @@ class Changing:
         self._listen()
 
     def step(self, optimizer: Packed) -> None:
-        """The optimizer's move, a change of masks, or both; see [Note: steps]."""
+        """Update weights, change masks, or both; see [Note: steps]."""
         self._num_steps += 1
         changes = self._rule.changes_at(self._num_steps)
         if not (changes and self._rule.replaces_step):
@@ -66,7 +66,7 @@ class Changing:
         self._listen()
 
     def _listen(self) -> None:
-        """Keep dense gradients of the next step alone, if that wants them."""
+        """Keep dense gradients only for a next step that needs them."""
         wants = self._rule.wants_gradient and self._rule.changes_at(self._num_steps + 1)
         for tensor in self._tensors:
             tensor.mask.keep_gradient(wants)
@@ -77,7 +77,7 @@ class Changing:
         after = self._rule.new_mask(tensor, self._num_steps)
         tensor.weights.masked_fill_(~after, 0)
         mask.become(after)
-        stay, stayed = after.flatten()[rows], before.flatten()[mask.places]  # of the old weights, and of the new ones
+        stay, stayed = after.flatten()[rows], before.flatten()[mask.places]  # among the old weights, among the new ones
         for key, row in state.items():
             if isinstance(row, Tensor):
                 state[key] = torch.zeros(len(stayed), dtype=row.dtype, device=row.device)
@@ -85,7 +85,7 @@ class Changing:
 
 
 def largest(scores: Tensor, num: int) -> Tensor:
-    """A row that says which entries are the `num` largest; of equal ones the earlier count.
+    """Mark the `num` largest entries of a row; ties go to the earlier ones.
 
     >>> largest(torch.tensor([1.0, 3.0, 3.0, 2.0]), 2).tolist()
     [False, True, True, False]

@@ -1,14 +1,15 @@
-"""Gradual magnitude pruning: the model starts dense, and its smallest weights leave until its density is reached.
+"""Gradual magnitude pruning: start dense, and remove the smallest weights until the target density is reached.
 
-Paper: Zhu & Gupta 2017, "To prune, or not to prune" (arXiv 1710.01878), Equation 1, in densities rho = 1 - s: rho_i ->
-initial_density, rho_f -> the parameterisation's density, t_0 -> first_step, Delta t -> every, n Delta t -> the steps until last_step:
+Paper: Zhu and Gupta 2017, "To prune, or not to prune" (arXiv 1710.01878), Eq. 1, with densities rho = 1 - s.
+rho_i -> initial_density, rho_f -> the parameterization's density, t_0 -> first_step, Delta t -> every, n Delta t -> the
+steps until last_step:
 
     rho_t = rho_f + (rho_i - rho_f) (1 - (t - t_0) / (n Delta t))^3    at t = t_0 + Delta t, ..., t_0 + n Delta t
 
-After the optimizer's move of each of these steps a tensor of N entries keeps its round(rho_t N) largest weights.
+After the update of each of these steps, a tensor of N entries keeps its round(rho_t N) largest weights.
 
-Differs: a weight that has left is 0 and does not come back.  In the paper its value is kept behind the mask, and it
-comes back if those that are there shrink below it.
+Differs: a pruned weight is 0 for good.  In the paper it keeps its value behind the mask and returns if present weights
+shrink below it.
 """
 
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ from fedsign.parameterisation.sparsity.base import Masked, MaskRule, Steps, larg
 
 @dataclass(frozen=True, kw_only=True)
 class GMP(MaskRule):
-    """See the module.
+    """Gradual magnitude pruning.
 
     Raises:
-        ConfigError: no step is left at which masks change.
+        ConfigError: masks would never change.
     """
 
     name: ClassVar[str] = "gmp"
@@ -38,8 +39,9 @@ class GMP(MaskRule):
     def __post_init__(self) -> None:
         if self.span < 1:
             raise ConfigError(
-                f"sparsity.last_step={self.last_step} leaves no step at which masks change, with sparsity.first_step={self.first_step} "
-                f"and sparsity.every={self.every}; raise it, or lower sparsity.every."
+                f"sparsity.last_step={self.last_step} leaves no step at which masks change, with "
+                f"sparsity.first_step={self.first_step} and sparsity.every={self.every}; "
+                "raise it, or lower sparsity.every."
             )
 
     @property
@@ -51,12 +53,13 @@ class GMP(MaskRule):
         """rho_i.
 
         Raises:
-            ConfigError: it is below what is to be reached.
+            ConfigError: it is below the final density.
         """
         if density > self.initial_density:
             raise ConfigError(
-                f"sparsity.initial_density={self.initial_density:g} is below a density of {density:g} that pruning is to end with; "
-                "raise it, or lower that."
+                f"sparsity.initial_density={self.initial_density:g} is below a density of {density:g} that pruning is "
+                "to "
+                "end with; raise it, or lower that."
             )
         return self.initial_density
 
@@ -75,7 +78,7 @@ class GMP(MaskRule):
         return final + (self.initial_density - final) * left**3
 
     def new_mask(self, tensor: Masked, step: int) -> Tensor:
-        """The largest of those that are there."""
+        """Keep the largest present weights."""
         there = tensor.mask.is_there.flatten()
         num = round(self.density(step, tensor.density) * there.numel())
         kept = largest(tensor.weights.abs().flatten().masked_fill(~there, -1), num)

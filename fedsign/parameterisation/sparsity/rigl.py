@@ -1,18 +1,19 @@
-"""RigL: every so often the smallest weights of a tensor make way for those that the gradient asks for most.
+"""RigL: periodically replace the smallest weights of a tensor by absent ones with the largest gradients.
 
-Paper: Evci et al. 2020, "Rigging the lottery" (arXiv 1911.11134), Algorithm 1.  alpha -> drop_fraction, Delta T -> every,
-T_end -> last_step.  At the steps t = every, 2 every, ... below last_step, in place of the optimizer's move, for each tensor of n weights:
+Paper: Evci et al. 2020, "Rigging the lottery" (arXiv 1911.11134), Algorithm 1.  alpha -> drop_fraction, Delta T ->
+every, T_end -> last_step.  At steps t = every, 2 every, ... < last_step, instead of the optimizer's update, for each
+tensor of n present weights:
 
     k = floor(n (alpha / 2) (1 + cos(pi t / last_step)))
     drop  the k weights with the smallest |theta|
-    grow  k of all that are then absent, those with the largest |dL / d theta| of the dense gradient
+    grow  the k weights, among all that are now absent, with the largest dense gradient |dL / d theta|
 
-New weights start at 0 without moments.  A weight that is dropped and grown again in one step stays as it is, as in the
-authors' code (their `reinit_when_same=False`); the paper leaves it open.  Each tensor keeps its number of weights (the
-paper's "uniform" distribution over layers, where the parameterisation gives all one density).
+New weights start at 0 without moments.  A weight that is dropped and grown in the same step keeps its value, as in the
+authors' code (`reinit_when_same=False`); the paper leaves this open.  Each tensor keeps its number of weights, which is
+the paper's "uniform" distribution if all tensors have one density.  As in the authors' code, Adam's step count belongs
+to the tensor, so the zero moments of a new weight get the bias correction of the old ones.
 
-Differs: of equal scores the earlier entry counts, where the authors' code adds noise.  Adam's count of steps is the tensor's, so
-that the moments of a new weight, which start at 0, are corrected like those of the old ones; so it is in the authors' code.
+Differs: ties go to the earlier entry, where the authors' code adds noise.
 """
 
 from dataclasses import dataclass
@@ -28,10 +29,10 @@ from fedsign.parameterisation.sparsity.base import Masked, MaskRule, Steps, larg
 
 @dataclass(frozen=True, kw_only=True)
 class RigL(MaskRule):
-    """See the module.
+    """RigL: drop the smallest weights, grow those with the largest gradients.
 
     Raises:
-        ConfigError: no step is left at which masks change.
+        ConfigError: masks would never change.
     """
 
     name: ClassVar[str] = "rigl"
@@ -44,8 +45,8 @@ class RigL(MaskRule):
     def __post_init__(self) -> None:
         if self.last_step <= self.every:
             raise ConfigError(
-                f"sparsity.last_step={self.last_step} leaves no step at which masks change, with sparsity.every={self.every}; raise it, "
-                "or lower sparsity.every."
+                f"sparsity.last_step={self.last_step} leaves no step at which masks change, with "
+                f"sparsity.every={self.every}; raise it, or lower sparsity.every."
             )
 
     def changes_at(self, step: int) -> bool:
@@ -53,7 +54,7 @@ class RigL(MaskRule):
         return step % self.every == 0 and step < self.last_step
 
     def fraction(self, step: int) -> float:
-        """f_decay, the share of a tensor's weights that are dropped.
+        """f_decay, the share of a tensor's weights to drop.
 
         >>> RigL(drop_fraction=0.3, every=1, last_step=100).fraction(50)
         0.15

@@ -1,8 +1,8 @@
-"""Masks that stay as they were drawn."""
+"""Static masks."""
 
 from fedsign.parameterisation.sparsity.base import MaskRule
 
 
 def static() -> MaskRule | None:
-    """No rule."""
+    """No rule: masks never change."""
     return None
