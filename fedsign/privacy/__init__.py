@@ -1,7 +1,7 @@
-"""Differential privacy: what is clipped, which noise hides it, and how much of the budget is spent.
+"""Client-level differential privacy: clipping, noise, and the privacy budget.
 
-Two clients' data sets are *neighbors* when one client's data is replaced by any other data; the number of clients is
-public.  `central` and `central_adaptive` trust the server: it sees the clients' updates, and what it makes of them, the
-models of all rounds, is private.  With `local` nobody is trusted: what leaves a client is private already.  Everything
-computed from what is private stays so: a strategy's move, its memory, a server optimizer, the report of test figures.
+Two populations are *neighbors* if one client's data is replaced by any other data; the number of clients is public.
+`central` and `central_adaptive` trust the server, which sees the clients' updates; the models of all rounds are
+private.  `local` trusts nobody: what leaves a client is already private.  Post-processing preserves privacy: the server
+update, its state, a server optimizer, and the report of test metrics are as private as the models.
 """

@@ -1,9 +1,9 @@
-"""What a run has released, in `privacy.jsonl`, and so what it has spent.
+"""The ledger of a run's releases, `privacy.jsonl`, and the budget that they spend.
 
-[Note: rounds that are played again] A line is on the disk before what it tells of goes anywhere, and no resuming drops it.  It names
-what was released by a tag: equal tags, equal content (`fedsign.privacy.secret`).  A round that is played again after a kill and
-gives the same is the same release.  One that gives something else, because a client failed this time or training is not
-repeatable, is one more release, and counts.
+[Note: rounds that are played again] A record is durable before its release is used, and resuming never drops it.  It
+identifies releases by tags; equal tags mean equal content (`fedsign.privacy.secret`).  If a round that is repeated
+after a kill releases the same content, that is one release.  If the content differs, because another client failed or
+training is not deterministic, it is a further release and counts.
 """
 
 from collections import Counter, defaultdict
@@ -17,25 +17,25 @@ NAME = "privacy.jsonl"
 
 
 class Budget:
-    """The account of one run.  A *holder* is whose budget is spent by a release: all clients' together, or one client's."""
+    """The ledger of one run.  A *holder* is the owner of a budget: all clients together, or a single client."""
 
     def __init__(self, folder: Path, accountant: Accountant, *, round: int) -> None:
-        """`round`: the last one that counts as played."""
+        """Open the ledger; `round` is the last completed round."""
         self._path, self._accountant = folder / NAME, accountant
         self._tags: dict[int, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-        self._spent: Counter[str] = Counter()  # by the rounds that count as played
-        self._all: Counter[str] = Counter()
+        self._spent: Counter[str] = Counter()  # by completed rounds
+        self._all: Counter[str] = Counter()  # also by rounds that were dropped
         self._read(round)
 
     def _read(self, round: int) -> None:
-        keep_lines(self._path)  # a kill may have left half a line at the end
+        keep_lines(self._path)  # drops the partial line that a kill may have left
         for line in read_lines(self._path):
             self._note(line["round"], line["released"])
         for played in [each for each in self._tags if each <= round]:
             self._count(played)
 
     def spend(self, round: int, released: Mapping[str, str], figures: Mapping[str, float]) -> float:
-        """Write down what a round released, for good; returns epsilon of the rounds up to this one."""
+        """Record a round's releases durably; return epsilon of the rounds so far."""
         self._note(round, released)
         self._count(round)
         spent = self._accountant.epsilon(max(self._spent.values(), default=0))
@@ -46,7 +46,7 @@ class Budget:
 
     @property
     def total(self) -> float:
-        """Epsilon of all that was ever released, also in rounds that were dropped and not played again."""
+        """Epsilon of all releases, including those of rounds that were dropped by resuming."""
         return self._accountant.epsilon(max(self._all.values(), default=0))
 
     def _note(self, round: int, released: Mapping[str, str]) -> None:

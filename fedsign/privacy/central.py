@@ -1,18 +1,17 @@
-"""Client-level differential privacy at a server that is trusted, with a fixed clipping norm.
+"""Client-level central differential privacy: a trusted server clips by a fixed norm and adds noise.
 
-Paper: McMahan et al. 2018 (arXiv 1710.06963), with a fixed number n of clients a round instead of Poisson sampling.
-C -> clip_norm, z -> noise_multiplier, u_k: client k's update (`fedsign.privacy.clipping`):
+Paper: McMahan et al. 2018 (arXiv 1710.06963), with a fixed number n of clients per round instead of Poisson sampling.
+C -> clip_norm, z -> noise_multiplier, u_k is client k's update (`fedsign.privacy.clipping`):
 
     mean update = (1/n) (sum_k u_k min(1, C / |u_k|) + N(0, (z C)^2) in every coordinate)
 
-n is `server.cohort_size`, whoever replies: a reply that is missing counts as a zero update, so that what one client can change
-does not depend on who failed.  Weights are uniform, since with weights by samples a client with many would count for more.
+n is always `server.cohort_size`: a missing reply counts as a zero update, so the sensitivity does not depend on
+failures.  Weights are uniform, since weighted by samples a client with many could count for more.
 
-It is a strategy's `Aggregator`: the strategy sees served + mean update, and nothing else of the clients, and all that it
-makes of it is as private.
+This is an `Aggregator`: the strategy sees only served + mean update, so everything that it computes is as private.
 
-Who is sampled: with `sampling = secret` by numbers from the run's secret, and the budget counts on nobody knowing who
-took part; with `public` from the experiment's seed, as without privacy, and the budget does not.
+`sampling = secret` draws cohorts from the run's secret, and the accounting relies on nobody knowing who took part.
+`public` draws them from the experiment's seed, as without privacy, and the accounting does not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,21 +29,21 @@ from fedsign.privacy.secret import Secret, digest_of, open_secret
 from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier, Sampling
 from fedsign.records import Reply, Tensors, one_by_one
 
-MODEL = "model"  # what a round with central privacy releases; with local privacy, each client's reply
+MODEL = "model"  # the holder of central releases; with local privacy each client is one
 
 
 @dataclass(kw_only=True, eq=False)
 class Central(Aggregator):
-    """The rule; `clip_norm` is that of the next round."""
+    """Central differential privacy; `clip_norm` applies to the next round."""
 
     prefix = "privacy/"
-    takes_substitutes: ClassVar = False  # the account counts on the chance with which a client is drawn
+    takes_substitutes: ClassVar = False  # they would change the sampling probability that the accounting assumes
     trusts_server: ClassVar = True
     withheld: ClassVar = (
         "train_loss",
         "update_norm",
         "client_drift",
-    )  # figures of unclipped updates, left out of a record
+    )  # metrics of unclipped updates, omitted from records
 
     clip_norm: ClipNorm
     noise_multiplier: NoiseMultiplier
@@ -56,19 +55,19 @@ class Central(Aggregator):
     _released: dict[str, str] = field(init=False, default_factory=dict)
 
     def check(self, *, cohort_size: int) -> None:
-        """Raise ConfigError where the settings do not suit the cohort."""
+        """Raise ConfigError if the settings do not fit the cohort size."""
 
     def open(self, folder: Path, *, cohort_size: int, expected: bool) -> None:
-        """Begin a run: take its secret, or make one; `expected`: it has been used before."""
+        """Start a run: open or create its secret; `expected` means that it was used before."""
         self.cohort_size = cohort_size
         self._secret = open_secret(folder, given=self.secret_file, expected=expected)
 
     @property
     def secret(self) -> Secret:
-        """The run's.
+        """The run's secret.
 
         Raises:
-            FedSignError: it has not been opened: a strategy is used outside of a run.
+            FedSignError: it is not open, because the strategy is used outside of a run.
         """
         if self._secret is None:
             raise FedSignError(
@@ -77,13 +76,13 @@ class Central(Aggregator):
         return self._secret
 
     def sampler(self, round: int) -> np.random.Generator | None:
-        """What the cohort is drawn with; None for the experiment's own stream."""
+        """The generator that draws the cohort; None for the experiment's own."""
         return self.secret.generator("sampling", round) if self.sampling == "secret" else None
 
     def gather(
         self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
     ) -> Aggregate | None:
-        """The replies as served + noisy mean update; weights are uniform, and missing replies count as zero updates."""
+        """Aggregate to served + noisy mean update; weights are uniform, and missing replies are zero updates."""
         self._released = {}
         size, secret, each = self.cohort_size, self.secret, one_by_one(replies)
         first = next(each, None)
@@ -96,6 +95,8 @@ class Central(Aggregator):
             total += update
             num_below += is_below
             partitions.append(reply.partition)
+        # The noise is bound to the exact sum that it hides; see [Note: bound to what it hides] in
+        # fedsign.privacy.secret.
         labels = (round, digest_of([layout.served, total], self.clip_norm, num_below, *partitions))
         self._released = {MODEL: secret.tag("released", *labels)}
         std = self.update_multiplier(size) * self.clip_norm
@@ -115,18 +116,18 @@ class Central(Aggregator):
         )
 
     def released(self, asked: Sequence[int]) -> dict[str, str]:
-        """What the last round released, by what can be told apart: name -> tag, equal tags for equal content."""
+        """The last round's releases: holder -> tag."""
         return self._released
 
     def update_multiplier(self, cohort_size: int) -> float:
-        """The noise on the sum of updates, in clipping norms."""
+        """The noise on the sum of updates, in units of the clipping norm."""
         return self.noise_multiplier
 
     def follow(
         self, num_below: int, num_replies: int, *, cohort_size: int, secret: Secret, labels: Iterable[object]
     ) -> None:
-        """What changes after a round in which so many of the replies' updates were at most as long as the norm."""
+        """Adapt after a round in which `num_below` of `num_replies` updates were not clipped."""
 
     def figures(self) -> dict[str, float]:
-        """What the next round's line says of the rule."""
+        """Metrics for the next round's record."""
         return {}

@@ -1,15 +1,16 @@
-"""Client-level differential privacy at a server that is trusted, with a clipping norm that follows a quantile of the updates' norms.
+"""Client-level central differential privacy with a clipping norm that tracks a quantile of the update norms.
 
-Paper: Andrew et al. 2021 (arXiv 1905.03871).  g -> target_quantile, eta -> clip_lr, s -> count_noise_stddev, n clients a round;
-b_k = 1 where |u_k| <= C, else 0:
+Paper: Andrew et al. 2021 (arXiv 1905.03871).  g -> target_quantile, eta -> clip_lr, s -> count_noise_stddev, with n
+clients per round, and b_k = 1 if |u_k| <= C, else 0:
 
     b = 1/2 + (1/n) (sum_k (b_k - 1/2) + N(0, s^2))      the noisy share of updates that are not clipped
     C <- C exp(-eta (b - g))                             after the round
-    y = (z^-2 - (2 s)^-2)^(-1/2)                         the noise on the updates, in clipping norms, so that both together
-                                                         cost what z says (`fedsign.privacy.accounting`)
+    y = (z^-2 - (2 s)^-2)^(-1/2)                         the noise on the updates, in clipping norms; both together cost
+                                                         as much as z alone (`fedsign.privacy.accounting`)
 
-The noise on a round's updates is scaled by the C that they were clipped by.  A missing reply counts as neither: its b_k - 1/2 is 0.
-Without a value, s is a twentieth of the cohort, as in the paper, or z if that is more: small cohorts need a quieter norm.
+The noise on a round's updates is scaled by the C that clipped them.  A missing reply counts as neither: b_k - 1/2 = 0.
+By default s is a twentieth of the cohort, as in the paper, but at least z, which keeps the norm stable in small
+cohorts.
 """
 
 import math
@@ -32,7 +33,7 @@ _CLIP_NORM = "clip_norm"
 
 @dataclass(kw_only=True, eq=False)
 class CentralAdaptive(Central):
-    """The rule; `clip_norm` is that of the next round."""
+    """Adaptive central differential privacy; `clip_norm` applies to the next round."""
 
     clip_norm: float = field(init=False)
     initial_clip_norm: ClipNorm = 0.1
@@ -44,16 +45,17 @@ class CentralAdaptive(Central):
         self.clip_norm = self.initial_clip_norm
 
     def check(self, *, cohort_size: int) -> None:
-        """Raise ConfigError unless the count leaves some of the budget to the updates."""
+        """Raise ConfigError unless the count leaves some budget for the updates."""
         stddev = self._stddev(cohort_size)
         if self.noise_multiplier and self.noise_multiplier >= 2 * stddev:
             raise ConfigError(
-                f"privacy.count_noise_stddev={stddev:g} was given with privacy.noise_multiplier={self.noise_multiplier:g}; expected is "
+                f"privacy.count_noise_stddev={stddev:g} was given with "
+                f"privacy.noise_multiplier={self.noise_multiplier:g}; expected is "
                 "more than half of that, or the count alone would cost more than both may: raise it, or leave it out."
             )
 
     def update_multiplier(self, cohort_size: int) -> float:
-        """y; without noise, none."""
+        """y, or 0 without noise."""
         if not self.noise_multiplier:
             return 0.0
         return float((self.noise_multiplier**-2 - (2 * self._stddev(cohort_size)) ** -2) ** -0.5)
@@ -68,15 +70,15 @@ class CentralAdaptive(Central):
         self.clip_norm *= math.exp(-self.clip_lr * (below - self.target_quantile))
 
     def figures(self) -> dict[str, float]:
-        """The norm, which is as public as the model: it is made of noisy counts."""
+        """The clipping norm, which may be published like the model, since it depends on noisy counts only."""
         return {_CLIP_NORM: self.clip_norm}
 
     def state_dict(self) -> Tensors:
-        """The norm."""
+        """The clipping norm."""
         return {_CLIP_NORM: torch.tensor(self.clip_norm, dtype=torch.float64)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the norm back."""
+        """Restore the clipping norm."""
         self.clip_norm = float(state[_CLIP_NORM])
 
     def _stddev(self, cohort_size: int) -> float:

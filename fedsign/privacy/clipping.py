@@ -1,7 +1,8 @@
-"""A client's update as one vector of bounded length.
+"""A client's update as one vector, clipped to a norm.
 
-The update is everything that the client sends: its model less the served one, and what travels besides (SCAFFOLD's changes
-of control variates), in float64, where the difference of two float32 is exact and a sum of clients loses nothing that counts.
+The update is everything that the client sends: its model minus the served one, and auxiliary tensors (such as
+SCAFFOLD's changes of control variates).  It is computed in float64, in which sums over clients lose nothing
+significant.
 """
 
 import math
@@ -16,38 +17,39 @@ from fedsign.errors import ReplyError
 from fedsign.records import Tensors, TrainReply
 
 Vector = NDArray[np.float64]
-_BLOCK = 2**16  # values that are squared at once
+_BLOCK = 2**16  # values squared at once
 
 
 class Layout:
-    """How a model, and what travels besides, lie in one vector: tensor after tensor, by their names.
+    """The layout of a model and auxiliary tensors in one vector, sorted by name.
 
-    By their names, because a checkpoint does not keep the order that a model has.
+    Sorted, because a checkpoint does not preserve a model's order.
     """
 
     def __init__(self, model: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
-        """Like a served model, and what a reply carries besides."""
+        """Use the names and shapes of a served model and of a reply's auxiliary tensors."""
         self._model = {name: (tensor.shape, tensor.dtype) for name, tensor in sorted(model.items())}
         self._extra = {name: (tensor.shape, tensor.dtype) for name, tensor in sorted(extra.items())}
         self.served = self.vector(model, {name: torch.zeros_like(tensor) for name, tensor in extra.items()})
 
     def update(self, reply: TrainReply) -> Vector:
-        """What a reply differs by from what was served.
+        """A reply minus the served model.
 
         Raises:
-            ReplyError: something else travels besides than the layout knows.
+            ReplyError: the auxiliary tensors do not match the layout.
         """
         return self.vector(reply.tensors, reply.extra) - self.served
 
     def vector(self, model: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> Vector:
-        """All values in float64.
+        """All values as one float64 vector.
 
         Raises:
-            ReplyError: something else travels besides than the layout knows.
+            ReplyError: the auxiliary tensors do not match the layout.
         """
         if extra.keys() != self._extra.keys():
             raise ReplyError(
-                f"besides the model came {sorted(extra) or 'nothing'}, from other clients {sorted(self._extra) or 'nothing'}; "
+                f"besides the model came {sorted(extra) or 'nothing'}, from other clients "
+                f"{sorted(self._extra) or 'nothing'}; "
                 "expected is the same from all."
             )
         parts = [*(model[name] for name in self._model), *(extra[name] for name in self._extra)]
@@ -55,7 +57,7 @@ class Layout:
         return flat
 
     def tensors(self, vector: Vector) -> tuple[Tensors, Tensors]:
-        """The model and what travels besides, in their own types."""
+        """The model and the auxiliary tensors of a vector, in their own dtypes."""
         sizes = [shape.numel() for shape, _ in (*self._model.values(), *self._extra.values())]
         parts = iter(torch.from_numpy(vector).split(sizes))
         model, extra = (
@@ -66,15 +68,16 @@ class Layout:
 
 
 def clipped(update: Vector, clip_norm: float) -> tuple[Vector, bool]:
-    """u min(1, C / |u|), and whether |u| is at most C, so that nothing was cut off."""
+    """u min(1, C / |u|), and whether |u| <= C."""
     norm = norm_of(update)
     return (update, True) if norm <= clip_norm else (update * (clip_norm / norm), False)
 
 
 def norm_of(update: Vector) -> float:
-    """|u|.  By NumPy's own sums: BLAS, which np.linalg.norm asks, adds up in an order that its number of threads decides.
+    """|u|, summed in a fixed order.
 
-    The noise is bound to the update to the last bit (`fedsign.privacy.secret`), so that another order gives another noise.
+    BLAS, behind np.linalg.norm, sums in an order that depends on its number of threads.  The noise is bound to every
+    bit of the update (`fedsign.privacy.secret`), so another order would draw other noise.
     """
     blocks = (update[start : start + _BLOCK] for start in range(0, len(update), _BLOCK))
     return math.sqrt(sum(float(np.sum(np.square(block))) for block in blocks))

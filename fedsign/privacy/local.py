@@ -1,14 +1,14 @@
-"""Local differential privacy: each client clips its update and adds noise of its own before it replies.
+"""Local differential privacy: each client clips its update and adds noise before it replies.
 
-C -> clip_norm, z -> noise_multiplier, u_k: client k's update (`fedsign.privacy.clipping`), theta the received model:
+C -> clip_norm, z -> noise_multiplier, u_k is client k's update (`fedsign.privacy.clipping`), theta the received model:
 
     reply = theta + u_k min(1, C / |u_k|) + N(0, (z C)^2) in every coordinate
 
-Nobody is trusted, not the server either.  So what else a reply holds is left out: its training loss and its number of samples.
-The noise of a mean over n clients has n^(1/2) times the size that a trusted server would need.
+Nobody is trusted, not even the server, so a reply omits its training loss and number of samples.  The noise of a mean
+over n clients is n^(1/2) times what a trusted server would need.
 
-A client's numbers come from its node's own secret, which lies in the folder of its states ([Note: bound to what it hides] in
-`fedsign.privacy.secret`): a server that asks twice in one round, with two models, gets two different noises.
+A client draws noise from its node's own secret in the folder of client states ([Note: bound to what it hides] in
+`fedsign.privacy.secret`).  A server that asks twice in one round, with two models, gets independent noise.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,11 +25,11 @@ from fedsign.records import Reply, Tensors, TrainReply, one_by_one
 
 @dataclass(kw_only=True, eq=False)
 class Local(Aggregator):
-    """The rule, the same for all clients.  At the server the mean is as ever; for the budget, one reply is told from another."""
+    """Local differential privacy.  The server averages as usual and identifies replies for the ledger."""
 
     prefix = "privacy/"
     trusts_server: ClassVar = False
-    withheld: ClassVar = ("train_loss",)  # which clients do not send
+    withheld: ClassVar = ("train_loss",)  # not sent by clients
 
     clip_norm: ClipNorm
     noise_multiplier: NoiseMultiplier
@@ -38,11 +38,11 @@ class Local(Aggregator):
     _seen: dict[str, str] = field(init=False, default_factory=dict)
 
     def secret_in(self, folder: Path) -> Secret:
-        """A node's secret, made on first use."""
+        """A node's secret, created on first use."""
         return open_secret(folder, given=self.secret_file)
 
     def applied(self, reply: TrainReply, received: Tensors, secret: Secret) -> TrainReply:
-        """The reply as it may leave the client."""
+        """The reply, clipped and noised, as it may leave the client."""
         layout = Layout(received, reply.extra)
         update, _ = clipped(layout.update(reply), self.clip_norm)
         if std := self.noise_multiplier * self.clip_norm:
@@ -54,7 +54,7 @@ class Local(Aggregator):
     def gather(
         self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
     ) -> Aggregate | None:
-        """The replies by their weights."""
+        """The weighted mean of the replies."""
         self._seen = {}
         return weighted_mean(self._each(replies), weigh, round=round, served=served, num_clients=num_clients)
 
@@ -65,5 +65,5 @@ class Local(Aggregator):
             yield reply
 
     def released(self, asked: Sequence[int]) -> dict[str, str]:
-        """Client -> tag of its reply, empty where it did not come: it may have been sent."""
+        """Client -> tag of its reply; empty if none arrived, since it may still have been sent."""
         return {str(client): self._seen.get(str(client), "") for client in asked}

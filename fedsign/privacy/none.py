@@ -1,5 +1,5 @@
-"""No differential privacy: what clients send is used as it is."""
+"""No differential privacy."""
 
 
 def none() -> None:
-    """Nothing is clipped, nothing is added."""
+    """Use replies as they are."""

@@ -1,4 +1,4 @@
-"""What a run's page says of differential privacy: the budget spent, the clipping norm, and what may be published."""
+"""The privacy section of a run's report: budget spent, clipping norm, and what may be published."""
 
 from typing import Any
 
@@ -15,7 +15,8 @@ _OF = {
     "": "The server, which is trusted, clips every update and adds noise to their mean.",
 }
 _NEIGHBOURS = (
-    "(ε, δ) is for one client whose data are replaced by any others; which clients there are, and that one of them failed, is not "
+    "(ε, δ) is for one client whose data are replaced by any others; which clients there are, "
+    "and that one of them failed, is not "
     "hidden."
 )
 _PUBLISH = {
@@ -27,7 +28,7 @@ _SECRET = "ε counts on nobody knowing which clients took part in a round."
 
 
 def section(run: Run) -> Section | None:
-    """None for a run without."""
+    """The section; None for a run without privacy."""
     part = run.section("privacy")
     name = str(part.get("name", "none"))
     if name == "none" or not run.rounds:

@@ -1,7 +1,7 @@
-"""What differential privacy does not go with.
+"""Settings to refuse with differential privacy.
 
-A strategy that is given the replies as they are, weights by samples, buffers (a variance with noise on it may be below
-zero), and figures of the clients' own updates.
+These are strategies that see raw replies, weights by samples, buffers (a noisy variance may be negative), and metrics
+of unclipped updates.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from fedsign.rules import Choice, Rule
 
 
 def _rule(experiment: Experiment) -> Any:
-    """A Central or a Local."""
+    """The configured `Central` or `Local`."""
     return PrivacyPart.of(experiment.config).build()
 
 
@@ -32,7 +32,8 @@ PRIVACY = Choice[Experiment](
         ),
         Rule(
             lambda its: its.serves.weights_replies,
-            "strategy {config.strategy.name} weights its replies, so that one client could count for more than the noise covers",
+            "strategy {config.strategy.name} weights its replies, so that one client could count for more than the "
+            "noise covers",
             "use strategy.weighting=uniform, without strategy.weights",
         ),
         Rule(
@@ -52,7 +53,8 @@ PRIVACY = Choice[Experiment](
         ),
         Rule(
             lambda its: _rule(its).delta * its.config.partition.num_clients >= 1 and f"{_rule(its).delta:g}",
-            "privacy.delta={found} was given for {config.partition.num_clients} clients, where it would be private to publish one of "
+            "privacy.delta={found} was given for {config.partition.num_clients} clients, "
+            "where it would be private to publish one of "
             "them at random",
             "expected is less than 1 by their number: lower privacy.delta",
         ),

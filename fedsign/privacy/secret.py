@@ -1,12 +1,12 @@
-"""The secret that noise comes from, and the numbers that it gives.
+"""The secret behind privacy noise, and the random numbers derived from it.
 
-Clients know the experiment's seed, so noise must not come from it.  A secret is 32 bytes from the system, in a file that only
-its owner can read, and is never sent.  Its numbers are those of SHAKE-256, keyed by HMAC: whoever knows some of them, such
-as the noise on a parameter that no client has moved, cannot compute others.
+Clients know the experiment's seed, so noise must not come from it.  A secret is 32 bytes from the operating system, in
+a file that only its owner can read, and is never sent.  SHAKE-256, keyed by HMAC, generates the numbers.  Knowing some
+of them, such as the noise on a parameter that no client moved, does not help to compute others.
 
-[Note: bound to what it hides] Noise is drawn for (purpose, round, digest of what it is added to).  A round that is played
-again after a kill gives the same bits if the clients reply the same, and then tells nothing new; if they do not, its noise is
-another one, for if it were the same, the difference of the two models would have none.
+[Note: bound to what it hides] Noise is a function of (purpose, round, digest of what it is added to).  If a round is
+repeated after a kill and the clients reply the same, it releases the same bits and reveals nothing new.  If they reply
+differently, the noise must differ as well: with equal noise, the difference of the two models would have none.
 """
 
 import hashlib
@@ -29,17 +29,17 @@ from fedsign.storage.disk import PARTIAL, disk_errors, sync
 
 NAME = "privacy.key"  # of the file, in a run's folder or that of clients' states
 NUM_BYTES = 32
-_BLOCK = 2**16  # pairs of numbers that are made at once
+_BLOCK = 2**16  # pairs of numbers generated at once
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """See the module.  What it holds shows in no text."""
+    """A secret key; its repr does not show it."""
 
     key: bytes
 
     def normal(self, count: int, *labels: object) -> NDArray[np.float64]:
-        """`count` standard normal numbers for these labels, by Box and Muller: of 53 bits, so below 8.6 in size."""
+        """`count` standard normal numbers for these labels, by Box-Muller from 53-bit uniforms, hence below 8.6 in size."""
         drawn = np.empty(2 * -(-count // 2))
         for start in range(0, len(drawn), 2 * _BLOCK):
             part = drawn[start : start + 2 * _BLOCK]
@@ -51,11 +51,11 @@ class Secret:
         return drawn[:count]
 
     def generator(self, *labels: object) -> np.random.Generator:
-        """A NumPy generator for these labels, for what is drawn and not added."""
+        """A NumPy generator for these labels, for sampling rather than noise."""
         return np.random.default_rng(int.from_bytes(self._stream(NUM_BYTES, *labels, "generator")))
 
     def tag(self, *labels: object) -> str:
-        """A name for what the labels stand for, that tells nothing about it without the secret."""
+        """An opaque identifier of the labels, which reveals nothing without the secret."""
         return self._stream(16, *labels, "tag").hex()
 
     def _stream(self, num_bytes: int, *labels: object) -> bytes:
@@ -64,7 +64,7 @@ class Secret:
 
 
 def digest_of(arrays: Iterable[NDArray[np.float64]], *labels: object) -> str:
-    """What arrays and labels hold, as 64 characters."""
+    """The SHA-256 digest of arrays and labels."""
     found = hashlib.sha256("\0".join(map(str, labels)).encode())
     for array in arrays:
         found.update(np.ascontiguousarray(array).tobytes())
@@ -72,22 +72,23 @@ def digest_of(arrays: Iterable[NDArray[np.float64]], *labels: object) -> str:
 
 
 def open_secret(folder: Path, *, given: str = "", expected: bool = False) -> Secret:
-    """The folder's secret: the one that is there, else that of the file `given`, else a new one, which is written there.
+    """Open a folder's secret, or create it from the file `given` or from new random bytes.
 
     Args:
-        folder: where its file lies.
-        given: a file with a secret, for tests and for runs to be repeated; empty for none.
-        expected: it has to be there, since numbers were drawn from it.
+        folder: The folder of the secret's file.
+        given: A file with a secret, for tests and repeatable runs; empty for none.
+        expected: The secret must exist, because numbers were drawn from it.
 
     Raises:
-        ResumeError: it is not there, but has to be; or it is damaged.
-        ConfigError: `given` cannot be read, or is no secret.
+        ResumeError: the secret is expected but missing, or it is damaged.
+        ConfigError: `given` cannot be read or holds no secret.
     """
     path = folder / NAME
     if not path.exists():
         if expected:
             raise ResumeError(
-                f"{path} is missing: without it, rounds that are played again would get other noise than before; put it back, "
+                f"{path} is missing: without it, rounds that are played again would get other noise than before; "
+                "put it back, "
                 "or start a new run."
             )
         _write_once(path, _given(Path(given)) if given else secrets.token_bytes(NUM_BYTES))
@@ -98,7 +99,7 @@ def open_secret(folder: Path, *, given: str = "", expected: bool = False) -> Sec
 
 
 def _key_in(content: bytes) -> bytes | None:
-    """The key, of which a file holds the digest too, unless it was made by hand or by an older version; None if it is damaged."""
+    """The key in a file's content; None if damaged.  Handmade files and those of older versions have no digest."""
     key, digest = content[:NUM_BYTES], content[NUM_BYTES:]
     return key if len(key) == NUM_BYTES and digest in (b"", storage_digest(key).encode()) else None
 
@@ -108,7 +109,8 @@ def _given(path: Path) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"privacy.secret_file={path} cannot be read: {error.strerror}; correct the path, or leave it out for a secret that is made."
+            f"privacy.secret_file={path} cannot be read: {error.strerror}; correct the path, "
+            "or leave it out for a secret that is made."
         ) from error
     key = _key_in(content)
     if key is None:
@@ -120,11 +122,11 @@ def _given(path: Path) -> bytes:
 
 
 def _write_once(path: Path, key: bytes) -> None:
-    """Whole or not at all, for the owner only; of processes that do it at once, one wins and all read what it wrote."""
+    """Write atomically, readable by the owner only; among concurrent writers one wins, and all then read its key."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, suffix=PARTIAL, buffering=0) as partial, suppress(FileExistsError):
             partial.write(key + storage_digest(key).encode())
             os.fsync(partial.fileno())
-            os.link(partial.name, path)
+            os.link(partial.name, path)  # unlike a rename, fails if another process was first
         sync(path.parent)

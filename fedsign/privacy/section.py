@@ -1,4 +1,4 @@
-"""The configuration's table [privacy]."""
+"""The configuration table [privacy]."""
 
 from fedsign.sections import Part
 
