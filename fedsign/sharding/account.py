@@ -1,7 +1,7 @@
-"""What the engine does in a step, collective by collective: numbers and bytes that a rank can check its own counts against.
+"""The planned collectives of a step, in calls and bytes, against which a rank can check its own counts.
 
-For a model of which every unit is used once in each micro-batch's forward and backward.  A unit whose backward is not needed, such as
-frozen ones before all that is trained, is gathered once only, and so less often than counted here.
+The plan assumes that each unit runs once in the forward and once in the backward pass of each micro-batch.  A unit
+without a backward, such as a frozen one before all trained ones, is gathered only once, less often than planned.
 """
 
 from collections import defaultdict
@@ -14,12 +14,12 @@ from fedsign.sharding.strategy import Collective, Strategy, gather_all
 from fedsign.sharding.traffic import Count, Rings, planned
 
 NORM_BYTES = 8
-"""The squares of a rank's gradient, in float64."""
+"""The squared norm of a rank's gradient, in float64."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flat:
-    """Parameters that are gathered and reduced together."""
+    """Size and dtype of parameters that are gathered and reduced together."""
 
     numel: int
     itemsize: int
@@ -29,7 +29,7 @@ class Flat:
 def step_counts(
     strategy: Strategy, flats: Iterable[Flat], *, accumulate: int, grouping: Grouping, rank: int, rings: Rings
 ) -> dict[Collective, Count]:
-    """All collectives of a rank in a step of so many micro-batches, with the norm's; without the copies of the beginning."""
+    """A rank's collectives in a step of `accumulate` micro-batches, including the norm, without the initial broadcasts."""
     counts: defaultdict[Collective, Count] = defaultdict(Count)
 
     def add(collectives: Iterable[Collective], *, block_bytes: int, calls: int) -> None:

@@ -1,23 +1,21 @@
-"""The only file that sends a training's tensors between ranks: rings, counted and timed.
+"""All communication of tensors between ranks: ring collectives, counted and timed.
 
-All operations work in place on flat tensors of equal blocks (`fedsign.sharding.layout`): the whole [n blocks] within a group and
-over all ranks, a rank's partition [g blocks] between groups.  An all-gather expects a rank's own part in its place; a
-reduce-scatter leaves the sum there, and the rest of the tensor is used up.  Blocks stand in the same order whether the
-ring is flat or has two levels.
+Operations work in place on flat tensors of equal blocks (`fedsign.sharding.layout`): on the whole tensor [n blocks]
+within a group and over all ranks, on a rank's partition [g blocks] between groups.  An all-gather expects a rank's part
+at its position.  A reduce-scatter leaves the sum there and clobbers the rest.  The order of blocks does not depend on
+whether rings are flat or two-level.
 
-The rings are our own, of sends and receives: gloo's reduce-scatter moves as much as an all-reduce.  A ring of all ranks
-goes through them in their order, so that it leaves a group once, whatever the order of the blocks.
+The rings use plain sends and receives, because gloo's reduce-scatter moves as much data as an all-reduce.  A ring over
+all ranks visits them in order, so it leaves each group once, whatever the order of the blocks.
 
-Two levels are the paper's PaRO-CC (algorithms 6 and 7).  The levels overlap block by block: while blocks that have arrived
-go round within a group, the next ones cross, and the other way round for reduce-scatter.
+Two-level rings are the paper's PaRO-CC (Algorithms 6 and 7).  The levels overlap block by block: while arrived blocks
+go around within a group, the next ones cross between groups; reduce-scatter works the other way round.
 
-Gloo's sends and receives take memory of the CPU alone.  So where tensors are on a GPU and the backend is gloo, a collective is carried out
-on a copy in pinned memory of the host: what this rank gives is copied there, and what it gets is copied back.  NCCL, which needs a
-GPU for each rank, sends from GPU to GPU.
+Gloo sends and receives CPU memory only.  For GPU tensors under gloo, a collective runs on a copy in pinned host memory:
+this rank's contribution is copied there, the result back.  NCCL, which needs one GPU per rank, sends from GPU to GPU.
 
-With `overlaps` they are carried out beside the caller, which goes on (`fedsign.sharding.executors`).
-
-Broadcasts of the beginning are the backend's own, which gloo carries out on a GPU's tensors too, and not part of any plan.
+With `overlaps`, collectives run asynchronously (`fedsign.sharding.executors`).  Initial broadcasts use the backend's
+own operation, which gloo supports for GPU tensors as well, and are not part of any plan.
 """
 
 import time
@@ -38,7 +36,7 @@ _MAX_SAID_BYTES = 2**16
 
 
 class Collectives:
-    """The collectives of a rank within a grouping of all ranks of the default process group."""
+    """A rank's collectives over the default process group."""
 
     def __init__(
         self,
@@ -48,17 +46,17 @@ class Collectives:
         overlaps: bool = False,
         through_host: bool | None = None,
     ) -> None:
-        """`through_host`: whether tensors go by way of the host's memory; without it, where the backend needs that.
+        """Set up collectives; `through_host` stages tensors in host memory, by default only if the backend requires it.
 
         Raises:
-            ConfigError: no process group was initialized, or one of another size.
+            ConfigError: there is no process group, or it has another size.
         """
         if not dist.is_initialized():
             raise ConfigError("no process group is there; call torch.distributed.init_process_group first.")
         if dist.get_world_size() != grouping.ranks:
             raise ConfigError(
-                f"{grouping.groups} groups of {grouping.per_group} ranks were given in a process group of {dist.get_world_size()}; "
-                "groups times ranks of a group must be all ranks."
+                f"{grouping.groups} groups of {grouping.per_group} ranks were given in a process group of "
+                f"{dist.get_world_size()}; groups times ranks of a group must be all ranks."
             )
         self.grouping, self.rings, self.rank = grouping, rings, dist.get_rank()
         self._group = grouping.group_ranks(self.rank)
@@ -71,17 +69,17 @@ class Collectives:
 
     @property
     def counts(self) -> dict[Collective, Count]:
-        """What was done so far, by kind; all that was started is waited for."""
+        """Counts so far by collective; waits for all work in flight."""
         if self._last is not None:
             self._last.wait()
         return self._counts
 
     def run(self, collective: Collective, tensor: Tensor) -> None:
-        """One collective, in place."""
+        """Run one collective in place and wait for it."""
         self.start([collective], tensor).wait()
 
     def start(self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None = None) -> Work:
-        """Some, one after another, in place, and then something else; the tensor is to be kept until that is waited for."""
+        """Start collectives in sequence, in place, then call `then`; keep the tensor until the work is done."""
         if self._executor is None:
             self._executor = self._make_executor(tensor)
         self._last = self._executor.start(partial(self._carry_out, tuple(collectives), tensor, then))
@@ -112,7 +110,7 @@ class Collectives:
             then()
 
     def _run(self, collective: Collective, tensor: Tensor) -> None:
-        """An all-reduce is a reduce-scatter and an all-gather."""
+        """Run a collective; an all-reduce is a reduce-scatter followed by an all-gather."""
         if collective.scope is Scope.ALL and self.rings is Rings.TWO_LEVEL:
             blocks = self._blocks(tensor)
             reduce, gather = partial(self._two_level_reduce, blocks), partial(self._two_level_gather, blocks)
@@ -138,11 +136,11 @@ class Collectives:
             tensor.copy_(host)
 
     def from_first(self, tensor: Tensor) -> None:
-        """Copy a tensor of rank 0 to all."""
+        """Broadcast a tensor from rank 0."""
         dist.broadcast(tensor, src=0)
 
     def said_by_first(self, text: str) -> str:
-        """What rank 0 says, on all ranks: a length, and then UTF-8."""
+        """Broadcast a text from rank 0, as a length and UTF-8."""
         device = "cpu" if backend_of("cpu") else "cuda"
         mine = text.encode()[:_MAX_SAID_BYTES]
         length = torch.tensor([len(mine)], device=device)
@@ -153,7 +151,7 @@ class Collectives:
         return bytes(said.tolist()).decode(errors="replace")
 
     def _ring(self, scope: Scope, tensor: Tensor) -> tuple[Sequence[Tensor], list[int]]:
-        """The ranks of a ring, and what each of them owns."""
+        """The chunks of a tensor and the ranks of the ring that own them."""
         match scope:
             case Scope.INTRA:
                 return tensor.chunk(self.grouping.per_group), self._group
@@ -164,18 +162,18 @@ class Collectives:
                 return [blocks[self.grouping.block_of(rank)] for rank in ranks], ranks
 
     def _blocks(self, whole: Tensor) -> list[list[Tensor]]:
-        """`[group][local]`: the blocks of a group's ranks, in the order of its ring."""
+        """`[group][local]`: blocks by the rank that owns them."""
         by_local = whole.view(self.grouping.per_group, self.grouping.groups, -1)
         return [list(by_local[:, group]) for group in range(self.grouping.groups)]
 
     def _ring_gather(self, chunks: Sequence[Tensor], ring: Sequence[int]) -> None:
-        """`chunks[k]` is what `ring[k]` has; afterwards all have all."""
+        """Start with `chunks[k]` at `ring[k]`; end with all chunks at all ranks."""
         size, me = len(ring), ring.index(self.rank)
         for step in range(size - 1):
             _wait(self._exchange(chunks[(me - step) % size], chunks[(me - step - 1) % size], ring))
 
     def _ring_reduce(self, chunks: Sequence[Tensor], ring: Sequence[int]) -> None:
-        """Add up the ranks' `chunks[k]` at `ring[k]`."""
+        """Sum all ranks' `chunks[k]` at `ring[k]`, in the order of the ring, so results are reproducible."""
         size, me = len(ring), ring.index(self.rank)
         received = torch.empty_like(chunks[0])
         for step in range(size - 1):
@@ -185,7 +183,7 @@ class Collectives:
     def _two_level_gather(self, blocks: Sequence[Sequence[Tensor]]) -> None:
         groups, local, group = len(blocks), self.grouping.local_of(self.rank), self.grouping.group_of(self.rank)
         for step in range(groups):
-            here = (group - step) % groups  # whose blocks have arrived
+            here = (group - step) % groups  # the group whose blocks have arrived
             crossing: Sequence[dist.Work] = ()
             if step < groups - 1:
                 crossing = self._exchange(blocks[here][local], blocks[here - 1][local], self._peers)
@@ -197,7 +195,9 @@ class Collectives:
         received = torch.empty_like(blocks[0][0])
         crossing: Sequence[dist.Work] = ()
         for step in range(groups):
-            here = (group - step - 1) % groups  # whose blocks are added up; at last our own
+            # Sum the blocks of the farthest group first and our own last: a partial sum then crosses one link per step
+            # and has passed every group when it arrives.
+            here = (group - step - 1) % groups
             self._ring_reduce(blocks[here], self._group)
             _wait(crossing)
             if step > 0:
@@ -206,13 +206,14 @@ class Collectives:
                 crossing = self._exchange(blocks[here][local], received, self._peers)
 
     def _exchange(self, sent: Tensor, received: Tensor, ring: Sequence[int]) -> Sequence[dist.Work]:
-        """Start sending to the next and receiving from the one before in a ring."""
+        """Start sending to the next rank of a ring and receiving from the previous one."""
         me = ring.index(self.rank)
         target, source = ring[(me + 1) % len(ring)], ring[me - 1]
         size = sent.numel() * sent.element_size()
         crosses = self.grouping.group_of(target) != self.grouping.group_of(self.rank)
         self._sent += Count(inter_bytes=size) if crosses else Count(intra_bytes=size)
-        # the receive first: between two ranks, gloo otherwise sends one way after the other, which takes twice as long
+        # Receive first: otherwise gloo serializes the two directions between a pair of ranks, which takes twice as
+        # long.
         found: Sequence[dist.Work] = dist.batch_isend_irecv(
             [dist.P2POp(dist.irecv, received, source), dist.P2POp(dist.isend, sent, target)]
         )
@@ -225,13 +226,13 @@ def _wait(works: Sequence[dist.Work]) -> None:
 
 
 def backend_of(device_type: str) -> str:
-    """The default process group's backend for tensors of a kind of device; empty if it has none."""
+    """The default process group's backend for a device type; empty if there is none."""
     pairs = (pair.partition(":") for pair in str(dist.get_backend_config()).split(","))
     return {kind: backend for kind, _, backend in pairs}.get(device_type, "")
 
 
 def own(tensor: Tensor, *, of: Granularity, to: Granularity, grouping: Grouping, rank: int) -> Tensor:
-    """What a rank owns under a finer granularity, as a view of what it has under a coarser one."""
+    """A rank's part under granularity `to`, as a view of its part under the coarser `of`."""
     outer, inner = grouping.blocks_of(rank, of), grouping.blocks_of(rank, to)
     block = tensor.numel() // len(outer)
     first = inner.start - outer.start

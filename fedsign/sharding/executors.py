@@ -1,13 +1,13 @@
 """Executors run collectives in the order in which they are started, inline or asynchronously.
 
-All ranks start the same collectives in the same order, so they match whichever executor runs them.  `start` returns a `Work`, as
-torch.distributed does: wait for it before using the result; `wait` raises the collective's error.
+All ranks start the same collectives in the same order, so they match under any executor.  `start` returns a `Work`, as
+in torch.distributed: wait for it before using the result; `wait` raises the collective's error.
 
-    Inline       the calling thread, at once
-    Thread       a thread: for gloo, whose sends and receives block a CPU
-    CudaStream   a CUDA stream: for NCCL, whose sends and receives are kernels
+    Inline       the calling thread, synchronously
+    Thread       a thread, for gloo, whose sends and receives block a CPU thread
+    CudaStream   a CUDA stream, for NCCL, whose sends and receives are kernels
 
-The caller owns a job's tensors, and keeps them until it has waited.
+The caller must keep a job's tensors alive until it has waited.
 """
 
 import threading
@@ -26,37 +26,37 @@ _Jobs = SimpleQueue[tuple[Job, "Future[None]"] | None]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A collective that was started.  `wait` before using its result; raises its error or that of an earlier one."""
+    """A started collective.  `wait` before using its result; it raises its error or an earlier one."""
 
     wait: Callable[[], object]
 
 
 class Inline:
-    """The calling thread; errors are raised at once."""
+    """Runs jobs in the calling thread; errors are raised by `start`."""
 
     def start(self, job: Job) -> Work:
-        """Run this after everything that was started before."""
+        """Run a job after all earlier ones."""
         job()
         return Work(lambda: None)
 
 
 class Thread:
-    """A thread of its own, which ends with the executor.
+    """Runs jobs in a dedicated thread, which ends with the executor.
 
-    After a failure nothing more runs, since the other ranks are elsewhere in the program: every later work has the same error.
-    For CUDA tensors the thread has a stream, which waits for what the caller's stream held at the start.
+    After a failure no more jobs run, since the other ranks are elsewhere in the program; later work raises the same
+    error.  For CUDA tensors the thread has its own stream, which first waits for the caller's stream as of `start`.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device is not None and device.type == "cuda" else None
         self._jobs: _Jobs = SimpleQueue()
-        # a daemon: what hangs in a collective, because another rank is gone, must not keep the process
+        # a daemon, so that a collective that hangs on a lost rank does not keep the process alive
         threading.Thread(target=_carry_out, args=(self._jobs,), name="fedsign-collectives", daemon=True).start()
         weakref.finalize(self, self._jobs.put, None)
 
     def start(self, job: Job) -> Work:
-        """See Inline."""
+        """Queue a job."""
         if self._stream is not None:
             reached = torch.cuda.current_stream(self._device).record_event()
             job = partial(_on_stream, self._stream, reached, job)
@@ -81,19 +81,19 @@ def _carry_out(jobs: _Jobs) -> None:
                 job()
         except BaseException as found:  # noqa: BLE001 - raised where it is waited for
             error = found
-        del item, job  # and with them the tensors, before the waiter is told
+        del item, job  # release the tensors before the waiter continues
         done.set_result(None) if error is None else done.set_exception(error)
-        del done  # the caller's
+        del done  # belongs to the caller
 
 
 class CudaStream:
-    """A stream of a GPU beside the one that computes."""
+    """Enqueues jobs on a CUDA stream beside the compute stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
 
     def start(self, job: Job) -> Work:
-        """See Inline; the stream goes on from where the caller's stands, and who waits lets the caller's stream wait."""
+        """Enqueue a job after the caller's stream; `wait` makes the caller's stream wait, not the CPU."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             job()

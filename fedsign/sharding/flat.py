@@ -1,13 +1,13 @@
-"""Parameters that are gathered, reduced and updated together: one flat tensor, sharded in three ways at once.
+"""Flat parameters: gathered, reduced, and updated together as one tensor, with a granularity per state.
 
-    whole          [n blocks]     the parameters as the model sees them; its memory is given back while they are sharded
-    shard          p's blocks     what a rank keeps of the parameters
-    gradient_sum   g's blocks     of the micro-batches so far
-    master         os' blocks     what the optimizer moves, in float32 at least; the shard itself where types agree
+    whole          [n blocks]     the parameters as the model sees them; freed while they are sharded
+    shard          p's blocks     the part of the parameters that a rank keeps
+    gradient_sum   g's blocks     accumulated over micro-batches
+    master         os' blocks     updated by the optimizer, in at least float32; the shard itself if dtypes agree
 
-A parameter's memory goes and comes while autograd's graph refers to it, so `whole` stays one storage that is resized, and
-writing into it does not count as a change of the parameters.  In between a parameter is a view of one NaN: used
-out of turn it gives NaN, where memory that was given back would be a crash.
+Autograd's graph refers to a parameter's memory while it is freed and allocated again.  Therefore `whole` remains one
+storage that is resized, and writing into it must not bump the parameters' versions.  While sharded, a parameter is an
+expanded view of a single NaN: using it out of turn yields NaN instead of reading freed memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,23 +29,23 @@ from fedsign.sharding.units import Named
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Piece:
-    """The part of a parameter that a rank's optimizer moves, as a flat tensor of its own; its gradient is there within a step."""
+    """The part of a parameter that a rank's optimizer updates, as a flat tensor; its gradient exists within a step."""
 
     name: str
     start: int
-    """In the parameter, flattened."""
+    """Offset in the flattened parameter."""
     numel: int
-    """Of the parameter."""
+    """Number of elements of the whole parameter."""
     tensor: nn.Parameter
 
     @property
     def stop(self) -> int:
-        """Where it ends in the parameter."""
+        """End offset in the flattened parameter."""
         return self.start + self.tensor.numel()
 
 
 class FlatParameter:
-    """Parameters of one type, all trained or none, of one unit."""
+    """Parameters of one unit with the same dtype and `requires_grad`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class FlatParameter:
         dtype: torch.dtype,
         read: Callable[[str], Tensor] | None = None,
     ) -> None:
-        """Take the parameters' values from rank 0 and keep this rank's share; `read` gives them there, if they are stored elsewhere."""
+        """Broadcast the values from rank 0 and keep this rank's shard; `read` loads values that are not in the model."""
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
         self.shapes = [param.shape for param in self.params]
@@ -69,7 +69,7 @@ class FlatParameter:
             for name, param, view in zip(self.names, self.params, self._views(exact), strict=True):
                 view.copy_(param.detach() if read is None else read(name))
         collectives.from_first(exact[: self.cut.numel])
-        self._whole = exact.to(dtype)  # the same, where the type is
+        self._whole = exact.to(dtype)  # no copy if the dtype is the same
         self._absent = torch.full((), torch.nan, dtype=dtype, device=exact.device)
         self._gradient_whole: Tensor | None = None
         self._unsharding: Work | None = None
@@ -85,21 +85,21 @@ class FlatParameter:
 
     @property
     def facts(self) -> Flat:
-        """What the plan has to know."""
+        """The input of the plan."""
         return Flat(numel=self.cut.numel, itemsize=self._whole.element_size(), is_trainable=self.trainable)
 
     @property
     def device(self) -> torch.device:
-        """Where it is, and everything that comes of it."""
+        """The device of all its tensors."""
         return self._whole.device
 
     @property
     def is_unsharded(self) -> bool:
-        """Whether the parameters are whole, or being gathered."""
+        """Whether the parameters are gathered, or being gathered."""
         return not self._is_sharded or self._whole.untyped_storage().nbytes() > 0
 
     def start_unshard(self) -> None:
-        """Start gathering the parameters; `unshard` waits for them."""
+        """Start gathering the parameters; `unshard` waits for the result."""
         if self.is_unsharded:
             return
         storage = self._whole.untyped_storage()
@@ -108,7 +108,7 @@ class FlatParameter:
         self._unsharding = self._collectives.start(self.strategy.gather_params, self._whole)
 
     def unshard(self) -> None:
-        """Gather the parameters, if they are sharded."""
+        """Gather the parameters if they are sharded."""
         self.start_unshard()
         if self._unsharding is not None:
             self._wait_for_unshard(self._unsharding)
@@ -129,7 +129,7 @@ class FlatParameter:
         work.wait()
 
     def expect_gradients(self) -> None:
-        """Let the next backward add into flat tensors."""
+        """Make the next backward accumulate into a flat tensor."""
         if not self.trainable:
             return
         if self.strategy.gradients is Granularity.NONE:
@@ -142,9 +142,9 @@ class FlatParameter:
             param.grad = view
 
     def reduce_gradients(self) -> list[tuple[Work, Tensor]]:
-        """After a unit's backward: have this micro-batch's gradient added to the sum, at the strategy's granularity.
+        """After a unit's backward, start adding this micro-batch's gradient to the sum at the strategy's granularity.
 
-        Gives what to wait for, with the tensor that is in use until then; nothing, if that is done.
+        Returns the work in flight with the tensor that it uses; empty if nothing has to be reduced.
         """
         if not self.trainable:
             return []
@@ -157,14 +157,14 @@ class FlatParameter:
         return [(self._collectives.start(self.strategy.reduce_gradients, whole, partial(_add, summed, reduced)), whole)]
 
     def stored(self) -> list[tuple[str, int, int, Tensor]]:
-        """What this rank has to write into a checkpoint, and reads: a parameter's name, where in it, its size, the values."""
+        """This rank's checkpoint content: parameter name, offset in it, its size, the values."""
         tensor, granularity = self._shard, self.strategy.params
         if self._master is not None:
             tensor, granularity = self._master, self.strategy.states
         return [(name, start, numel, tensor[at]) for name, start, numel, at in self._parts(granularity)]
 
     def _parts(self, granularity: Granularity) -> list[tuple[str, int, int, slice]]:
-        """Of each parameter that a rank owns something of: its name, where that begins in it, its size, where it lies."""
+        """For each parameter that a rank owns a part of: name, offset in it, its size, slice of the rank's tensor."""
         first, last = self.cut.span(self.rank, granularity)
         found = []
         for name, start, stop in zip(self.names, self.offsets, self.offsets[1:], strict=False):
@@ -174,7 +174,7 @@ class FlatParameter:
         return found
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Take other values, of which this rank has all by name; nothing is sent."""
+        """Load whole values by name, which every rank has; no communication."""
         self._fill(self._shard, self.strategy.params, values)
         if self._master is not None:
             self._fill(self._master, self.strategy.states, values)
@@ -185,17 +185,17 @@ class FlatParameter:
             place.copy_(values[name].detach().reshape(-1)[start : start + len(place)])
 
     def set_trainable(self, trainable: bool) -> None:
-        """Train these parameters, or leave them alone, from the next step on; what is frozen has no sum of gradients.
+        """Train or freeze the parameters from the next step on; frozen ones have no gradient sum.
 
         Raises:
-            ConfigError: they were frozen when they were sharded, so that nobody owns them as an optimizer has to.
+            ConfigError: they were frozen when sharded, so there are no masters to update.
         """
         if trainable == self.trainable:
             return
         if self._master is None:
             raise ConfigError(
-                f"{', '.join(self.names)} were to be trained, but were frozen when the model was sharded; let all that is ever "
-                "trained require a gradient then."
+                f"{', '.join(self.names)} were to be trained, but were frozen when the model was sharded; "
+                "let all that is ever trained require a gradient then."
             )
         self.trainable = trainable
         self.gradient_sum = self._new_gradient_sum()
@@ -203,7 +203,7 @@ class FlatParameter:
             param.requires_grad_(trainable)
 
     def sync_gradients(self) -> None:
-        """Once a step: give the pieces their gradients, the mean over the ranks."""
+        """Once per step: set the pieces' gradients to the mean over ranks."""
         if self._master is None or not self.trainable:
             return
         summed, at = self.gradient_sum, self.strategy.gradients
@@ -216,13 +216,13 @@ class FlatParameter:
             piece.tensor.grad = mean[where]
 
     def clear_gradients(self) -> None:
-        """Once a step, when the optimizer has moved."""
+        """Once per step, after the optimizer."""
         for piece in self.pieces:
             piece.tensor.grad = None
         self.gradient_sum.zero_()
 
     def sync_params(self) -> None:
-        """Once a step: hand what the optimizer moved on to the parameters, at their granularity."""
+        """Once per step: propagate the masters to the parameters, at their granularity."""
         if self._master is None or not self.trainable:
             return
         mine = self._own(self._shard, self.strategy.params, self.strategy.states)
@@ -232,11 +232,11 @@ class FlatParameter:
             self._collectives.run(collective, self._shard)
 
     def kept(self) -> list[Tensor]:
-        """What stays between steps; some may share memory."""
+        """The tensors kept between steps; some may share memory."""
         return [self._shard, self.gradient_sum, *([] if self._master is None else [self._master])]
 
     def values(self) -> Mapping[str, Tensor]:
-        """The parameters, from the masters where there are any, on all ranks."""
+        """The whole parameters on every rank, from the masters if there are any."""
         if self._master is None:
             self.unshard()
             copies = {name: view.clone() for name, view in zip(self.names, self._views(self._whole), strict=True)}
@@ -270,7 +270,7 @@ class FlatParameter:
         return own(tensor, of=of, to=to, grouping=self.grouping, rank=self.rank)
 
     def _show(self) -> None:
-        """Let the parameters be the whole."""
+        """Point the parameters into `whole`."""
         for param, view in zip(self.params, self._views(self._whole), strict=True):
             param.data = view
 

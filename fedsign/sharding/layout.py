@@ -1,15 +1,15 @@
-"""Who owns what: the blocks of a flat tensor under the three granularities.
+"""The layout of a flat tensor: which blocks a rank owns under each granularity.
 
-Ranks stand in groups that fast links join: rank `group * per_group + local`.  A tensor is cut into as many blocks as
-there are ranks, n = groups * per_group, all of one size: the last ones are padded.
+Ranks form groups with fast links; a rank is `group * per_group + local`.  A tensor is cut into n = groups * per_group
+blocks of equal size, with padding at the end.
 
     N  every rank has all blocks
-    I  each group has all blocks, a rank those of its local number j: j*groups ... (j+1)*groups - 1
+    I  each group has all blocks; the rank with local number j has blocks j*groups ... (j+1)*groups - 1
     G  a rank has one block: local * groups + group
 
-So what a rank owns under a coarser granularity contains what it owns under a finer one, the I partition of a local number is
-the union of its G blocks over the groups (the paper's invariant), and every partition is one piece of memory.  The
-authors' code has two layouts; this is that of their IIG, which makes gathering within a group contiguous.
+A rank's part under a coarse granularity contains its part under a finer one, the I part of a local number is the union
+of its G blocks over all groups (the paper's invariant), and each part is contiguous.  The authors' code has two
+layouts; this is the one of their IIG, in which gathering within a group is contiguous.
 """
 
 from dataclasses import dataclass
@@ -21,50 +21,51 @@ from fedsign.errors import ConfigError
 class Granularity(StrEnum):
     """How finely a state is sharded, from coarse to fine."""
 
-    NONE = "N"  # every rank has all of it
-    GROUP = "I"  # each group has all of it
-    GLOBAL = "G"  # all ranks together have it once
+    NONE = "N"  # replicated on every rank
+    GROUP = "I"  # sharded within each group
+    GLOBAL = "G"  # sharded over all ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grouping:
-    """Ranks in groups of one size."""
+    """Ranks in groups of equal size."""
 
     groups: int
     per_group: int
 
     @classmethod
     def of(cls, *, ranks: int, per_group: int) -> "Grouping":
-        """All ranks, in groups of a size.
+        """Divide ranks into groups.
 
         Raises:
-            ConfigError: the ranks cannot be divided so.
+            ConfigError: the group size does not divide the number of ranks.
         """
         if ranks < 1 or per_group < 1 or ranks % per_group:
             raise ConfigError(
-                f"{ranks} ranks were given in groups of {per_group}; groups are of one size: choose a divisor of {ranks}."
+                f"{ranks} ranks were given in groups of {per_group}; groups are of one size: "
+                f"choose a divisor of {ranks}."
             )
         return cls(groups=ranks // per_group, per_group=per_group)
 
     @property
     def ranks(self) -> int:
-        """The paper's n; `groups` is its g, `per_group` its m."""
+        """The number of ranks, the paper's n; `groups` is its g, `per_group` its m."""
         return self.groups * self.per_group
 
     def group_of(self, rank: int) -> int:
-        """The number of a rank's group."""
+        """The index of a rank's group."""
         return rank // self.per_group
 
     def local_of(self, rank: int) -> int:
-        """A rank's number within its group."""
+        """A rank's index within its group."""
         return rank % self.per_group
 
     def block_of(self, rank: int) -> int:
-        """The one block that a rank owns under G."""
+        """The block that a rank owns under G."""
         return self.local_of(rank) * self.groups + self.group_of(rank)
 
     def blocks_of(self, rank: int, granularity: Granularity) -> range:
-        """The blocks that a rank owns."""
+        """The blocks that a rank owns under a granularity."""
         match granularity:
             case Granularity.NONE:
                 return range(self.ranks)
@@ -75,16 +76,16 @@ class Grouping:
                 return range(self.block_of(rank), self.block_of(rank) + 1)
 
     def group_ranks(self, rank: int) -> list[int]:
-        """The ranks of a rank's group, in the order of their local numbers."""
+        """The ranks of a rank's group, by local number."""
         first = self.group_of(rank) * self.per_group
         return list(range(first, first + self.per_group))
 
     def peer_ranks(self, rank: int) -> list[int]:
-        """The ranks of its local number in all groups, in the order of the groups."""
+        """The ranks with the same local number in all groups, by group."""
         return list(range(self.local_of(rank), self.ranks, self.per_group))
 
     def split(self, granularity: Granularity) -> int:
-        """Into how many parts a state is divided: the paper's d."""
+        """The number of parts of a state, the paper's d."""
         return self.ranks // len(self.blocks_of(0, granularity))
 
 
@@ -97,19 +98,19 @@ class Cut:
 
     @property
     def block(self) -> int:
-        """Elements of a block."""
+        """Elements per block."""
         return -(-self.numel // self.grouping.ranks)
 
     @property
     def padded(self) -> int:
-        """Elements with the padding."""
+        """Elements including padding."""
         return self.block * self.grouping.ranks
 
     def span(self, rank: int, granularity: Granularity) -> tuple[int, int]:
-        """Where a rank's elements begin and end; it may include padding."""
+        """Start and end of a rank's elements, which may include padding."""
         blocks = self.grouping.blocks_of(rank, granularity)
         return blocks.start * self.block, blocks.stop * self.block
 
     def num_owned(self, granularity: Granularity) -> int:
-        """Elements that every rank owns, padding included."""
+        """Elements per rank, including padding."""
         return self.padded // self.grouping.split(granularity)

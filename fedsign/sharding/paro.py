@@ -1,24 +1,31 @@
-"""Train a model whose states are sharded over the ranks of a process group, by one of fourteen strategies.
+"""Train a model with its states sharded over the ranks of a process group, by one of fourteen strategies.
 
-    sharded = Sharded(model, lambda named: torch.optim.AdamW(named, lr=1e-3), grouping=Grouping.of(ranks=4, per_group=2), strategy="IIG")
+    sharded = Sharded(
+        model,
+        lambda named: torch.optim.AdamW(named, lr=1e-3),
+        grouping=Grouping.of(ranks=4, per_group=2),
+        strategy="IIG",
+    )
     for inputs, targets in micro_batches:               # of this rank
         (loss(sharded(inputs), targets) / len(micro_batches)).backward()
     sharded.step(clip_norm=1.0)
 
-Paper: arXiv 2310.06003, section 3.1.2.  A *unit* is a module whose parameters are gathered before its forward and again before its backward,
-and freed after each; its gradients are reduced as soon as its backward is done, and added up over micro-batches.
-`step` synchronizes gradients, lets the optimizer move this rank's part and synchronizes parameters.
+Paper: arXiv 2310.06003, section 3.1.2.  A *unit* is a module whose parameters are unsharded before its forward and
+again before its backward, and resharded after each.  Its gradients are reduced right after its backward and accumulated
+over micro-batches.  `step` synchronizes gradients, runs the optimizer on this rank's part, and synchronizes parameters.
 
-The update is that of one process on the batches of all ranks: gradients are summed over micro-batches and averaged over ranks,
-so losses are means over as many samples on each rank.  All ranks take the same way through the model.  The optimizer has to work
-element by element (SGD, Adam, AdamW, ...): it sees parts of flattened parameters, by name.  Buffers are each rank's own.
+The update equals that of one process on the batches of all ranks: gradients are summed over micro-batches and averaged
+over ranks, so each rank's loss must be a mean over the same number of samples.  All ranks must take the same path
+through the model.  The optimizer must be elementwise (SGD, Adam, AdamW, ...), since it sees named parts of flattened
+parameters.  Buffers are local to each rank.
 
-With `prefetch` the next unit is gathered and gradients are reduced while the model computes (`fedsign.sharding.prefetch`), with the
-same bits, for the memory of one more unit.
+With `prefetch`, the next unit is unsharded and gradients are reduced while the model computes
+(`fedsign.sharding.prefetch`), with bitwise equal results, for the memory of one more unit.
 
-What runs when, in a backward: an output's gradient hook gathers a unit; a node on the unit's inputs, which autograd reaches after all
-of the unit's own, reduces and frees it; units without such inputs are done at the end.  With activation checkpointing a
-unit's forward runs again within its backward, and then keeps its hands off.
+Order in a backward: the gradient hook of an output unshards a unit.  A marker node on the unit's inputs, which autograd
+reaches after all nodes of the unit, reduces and reshards it.  Units whose inputs need no gradient are finished at the
+end of the whole backward.  With activation checkpointing a unit's forward runs again within its backward; its hooks
+then do nothing.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -50,14 +57,14 @@ class _Unit:
     """A module whose own parameters are unsharded and resharded together."""
 
     def __init__(self, module: nn.Module, flats: Sequence[FlatParameter], model: "Sharded") -> None:
-        """The forward of the model itself is a pass."""
+        """Install the hooks; the forward of the model's own unit delimits a pass."""
         self.flats, self._model, self._is_all = flats, model, module is model.model
-        self._is_in_backward = False  # where a forward within it, of activation checkpointing, changes nothing
+        self._is_in_backward = False  # a forward in this state is a recomputation of activation checkpointing
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=False)
 
     def _unshard(self) -> None:
-        for flat in self.flats:
+        for flat in self.flats:  # start all before waiting for the first
             flat.start_unshard()
         for flat in self.flats:
             flat.unshard()
@@ -95,7 +102,7 @@ class _Unit:
             flat.expect_gradients()
 
     def after_backward(self) -> None:
-        """Reduce what came together, and free."""
+        """Reduce the unit's gradients and reshard its parameters."""
         if not self._is_in_backward:
             return
         started = [each for flat in self.flats for each in flat.reduce_gradients()]
@@ -105,7 +112,7 @@ class _Unit:
 
 
 class _AfterBackward(torch.autograd.Function):
-    """The identity, whose backward calls: autograd reaches it after all that was computed from its outputs."""
+    """The identity, with a callback in its backward, which runs after that of everything computed from its outputs."""
 
     @staticmethod
     def forward(ctx: Any, call: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -119,7 +126,7 @@ class _AfterBackward(torch.autograd.Function):
 
 
 def _marked(inputs: tuple[Any, Any], call: Callable[[], None]) -> tuple[Any, Any] | None:
-    """A forward's inputs with a mark at those that a gradient flows back to; None where there are none."""
+    """A forward's inputs with a marker on those that need a gradient; None if there are none."""
     leaves, structure = tree_flatten(inputs)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not places:
@@ -133,7 +140,7 @@ def _marked(inputs: tuple[Any, Any], call: Callable[[], None]) -> tuple[Any, Any
 
 
 class Sharded:
-    """A model and its optimizer on this rank."""
+    """A sharded model and its optimizer, on this rank."""
 
     def __init__(
         self,
@@ -150,15 +157,19 @@ class Sharded:
         prefetch: bool = True,
         through_host: bool | None = None,
     ) -> None:
-        """Take the model's values from rank 0 and shard them; `dtype` is what it computes in, without it the parameters' own.
+        """Broadcast the model's values from rank 0 and shard them.
 
-        With `weights`, a .safetensors file or a folder with some, rank 0 reads them from there, unit by unit; a model that was made on
-        the meta device, without values, comes to `device` by it, and no rank ever has all of it.  `through_host` is for
-        tensors on a GPU: whether they travel by way of the host's memory; without it, where the backend is gloo.  Without `units`, the children of every ModuleList and Sequential are units; what is in none belongs to the model's own.
+        Args:
+            units: The modules to unshard together; by default the children of every ModuleList and Sequential.
+                Parameters outside all units form a unit of the model itself.
+            dtype: The dtype for computing; by default that of the parameters.
+            weights: A .safetensors file or a folder with some, which rank 0 reads unit by unit.  A model on the meta
+                device gets its values on `device` this way, and no rank ever holds all of it.
+            through_host: Whether to stage GPU tensors in host memory for communication; by default only with gloo.
 
         Raises:
-            ConfigError: the process group does not fit the grouping, there is no such strategy, nothing is to be trained,
-                the optimizer does not work element by element, or the weights are not those of this model.
+            ConfigError: the process group does not fit the grouping, the strategy is unknown, nothing is trainable, the
+                optimizer is not elementwise, or the weights belong to another model.
         """
         self.model = model
         self.strategy = strategy_of(strategy) if isinstance(strategy, str) else strategy
@@ -180,24 +191,24 @@ class Sharded:
         self._names: dict[nn.Parameter, list[str]] = {}
         for name, param in model.named_parameters(remove_duplicate=False):
             self._names.setdefault(param, []).append(name)
-        # a rank may own nothing but padding; an optimizer asks for at least one tensor
+        # a rank may own padding only, but an optimizer needs at least one tensor
         owned = [(f"{piece.name}[{piece.start}:{piece.stop}]", piece.tensor) for piece in self.pieces]
         owned = owned or [("nothing", nn.Parameter(torch.zeros(1)))]
         self.optimizer = optimizer(owned)
         if isinstance(self.optimizer, _NOT_ELEMENTWISE):
             raise ConfigError(
-                f"optimizer {type(self.optimizer).__name__} was given, which looks at whole tensors, where a rank has parts of them; "
-                "take one that works element by element, such as AdamW."
+                f"optimizer {type(self.optimizer).__name__} was given, which looks at whole tensors, where a rank has "
+                "parts of them; take one that works element by element, such as AdamW."
             )
 
     def _reader(self, weights: Path | None, device: torch.device) -> Callable[[str], Tensor] | None:
-        """Where the values of parameters are, if not in the model; buffers get theirs here."""
+        """The function that reads stored parameters, if any; also loads the buffers."""
         on_meta = [name for name, tensor in self.model.state_dict().items() if tensor.is_meta]
         if weights is None:
             if on_meta:
                 raise ConfigError(
-                    f"'{on_meta[0]}' is on the meta device, where tensors have no values; say where they are with weights=..., or make the "
-                    "model on a real device."
+                    f"'{on_meta[0]}' is on the meta device, where tensors have no values; say where they are with "
+                    "weights=..., or make the model on a real device."
                 )
             return None
         stored, trouble = None, ""
@@ -206,7 +217,7 @@ class Sharded:
                 stored = StoredWeights(weights, self.model)
             except ConfigError as error:
                 trouble = str(error)
-        trouble = self.collectives.said_by_first(trouble)
+        trouble = self.collectives.said_by_first(trouble)  # all ranks must raise, or the others would hang
         if trouble:
             raise ConfigError(trouble)
         make_room(self.model, device)
@@ -224,16 +235,17 @@ class Sharded:
         return self.model(*args, **kwargs)
 
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
-        """Multiply gradients of whole parameters, by name, before clipping and the optimizer: 0 keeps an element as it is.
+        """Multiply gradients by masks of whole parameters, by name, before clipping and the optimizer.
 
         Raises:
-            ConfigError: a name is no trainable parameter's.
+            ConfigError: a name is not that of a trainable parameter.
         """
         known = {name for flat in self.flats if flat.trainable for name in flat.names}
         unknown = sorted(masks.keys() - known)
         if unknown:
             raise ConfigError(
-                f"masks of {', '.join(unknown)} were given, which no trainable parameter is called; name those that are."
+                f"masks of {', '.join(unknown)} were given, which no trainable parameter is called; "
+                "name those that are."
             )
         self._masks = {
             piece.tensor: masks[piece.name].reshape(-1)[piece.start : piece.stop].to(piece.tensor)
@@ -242,10 +254,10 @@ class Sharded:
         }
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Take other parameters and buffers, of which every rank has all, by name; nothing is sent.  The optimizer's state stays.
+        """Load whole parameters and buffers by name, which every rank has; no communication.  Optimizer state stays.
 
         Raises:
-            ConfigError: one is missing, or has another shape.
+            ConfigError: one is missing or has another shape.
         """
         shapes = {name: shape for flat in self.flats for name, shape in zip(flat.names, flat.shapes, strict=True)}
         shapes |= {name: buffer.shape for name, buffer in self._kept_buffers()}
@@ -261,25 +273,25 @@ class Sharded:
             buffer.copy_(values[name])
 
     def train_only(self, names: Collection[str]) -> None:
-        """From the next step on, train these parameters and leave the others alone, which need to require no gradient for it.
+        """From the next step on, train these parameters and freeze all others.
 
         Raises:
-            ConfigError: of parameters that come and go together, some were named and others not; or one was frozen at first.
+            ConfigError: only some parameters of a unit were named, or one was frozen when the model was sharded.
         """
         self.prefetcher.forget()
         for flat in self.flats:
             named = [name in names for name in flat.names]
             if any(named) and not all(named):
                 raise ConfigError(
-                    f"'{flat.names[named.index(True)]}' was to be trained without '{flat.names[named.index(False)]}', which is in the same "
-                    "unit; let the units be what is frozen as a whole: Sharded(..., units=[...])."
+                    f"'{flat.names[named.index(True)]}' was to be trained without '{flat.names[named.index(False)]}', "
+                    "which is in the same unit; let the units be what is frozen as a whole: Sharded(..., units=[...])."
                 )
             flat.set_trainable(all(named))
 
     def step(self, *, clip_norm: float | None = None, add: Callable[[], None] | None = None) -> float:
-        """Synchronize gradients, update, synchronize parameters; the global norm of the gradient, before clipping.
+        """Synchronize gradients, update, synchronize parameters; return the global gradient norm before clipping.
 
-        `add` is called when `pieces` have the gradient that all ranks have together, and may add to it: a penalty's, for instance.
+        `add` is called once `pieces` hold the gradients averaged over ranks, and may add to them, such as a penalty's.
 
         Raises:
             ConfigError: there was no backward since the last step.
@@ -307,15 +319,16 @@ class Sharded:
         return norm
 
     def _gradients(self) -> Iterator[tuple[Piece, Tensor]]:
-        """The pieces with their gradients, which are there within a step."""
+        """The pieces that have gradients, which exist within a step."""
         for piece in self.pieces:
             if piece.tensor.grad is not None:
                 yield piece, piece.tensor.grad
 
     def values(self, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Parameters by name, whole, on every rank: one unit after another, so that no rank ever has all of them; tied ones by each name.
+        """Yield whole parameters by name, unit by unit, so that no rank holds all of them; tied ones under each name.
 
-        With `names`, those alone, of tied ones by the first; all ranks have to ask for the same, to the end.
+        `names` selects parameters, tied ones by their first name.  All ranks must pass the same names and exhaust the
+        iterator, because each unit is gathered collectively.
         """
         for flat in self.flats:
             if names is None or any(name in names for name in flat.names):
@@ -324,13 +337,13 @@ class Sharded:
                         yield from ((name, value) for name in self._names[param])
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """All parameters and buffers by name, whole, on every rank; of tied ones each name."""
+        """All whole parameters and buffers on every rank, tied ones under each name."""
         values, names = dict(self.values()), self.model.named_parameters(remove_duplicate=False)
         state = {name: values[name] for name, _ in names}
         return state | {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
     def kept_bytes(self) -> int:
-        """What this rank keeps between steps: parameters, gradient sums, masters and the optimizer's tensors."""
+        """Bytes that this rank keeps between steps: parameters, gradient sums, masters, optimizer state."""
         states = [
             value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
         ]
@@ -339,18 +352,19 @@ class Sharded:
         return sum(storages.values())
 
     def _kept_buffers(self) -> list[tuple[str, Tensor]]:
-        """The buffers that a state_dict holds."""
+        """The persistent buffers."""
         kept = self.model.state_dict().keys()
         return [(name, buffer) for name, buffer in self.model.named_buffers() if name in kept]
 
     def _global_norm(self) -> float:
-        """Of the gradient that all ranks own together, each element counted once."""
+        """The norm of the gradient over all ranks, each element counted once."""
         states, grouping = self.strategy.states, self.grouping
         squares = torch.zeros((), dtype=torch.double, device=self.flats[0].device)
         for _, gradient in self._gradients():
             squares = squares + gradient.double().square().sum()
         if states is Granularity.NONE:
             return float(squares.sqrt())
+        # Gather the ranks' squares and sum them in a fixed order: all ranks then compute bitwise the same norm.
         parts = torch.zeros(grouping.ranks, dtype=torch.double, device=squares.device)
         parts[grouping.blocks_of(self.collectives.rank, states).start] = squares
         for collective in gather_all(states):
@@ -358,14 +372,14 @@ class Sharded:
         return float(parts.sum().sqrt())
 
     def begin_backward(self) -> None:
-        """The first hook of a backward has come, which ends with that of the whole graph."""
+        """Called by every backward hook: on the first one, start a backward pass and queue its end."""
         if not self.is_in_backward:
             self.is_in_backward = True
             self.prefetcher.begin("backward")
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
-        for unit in reversed(self._units):
+        for unit in reversed(self._units):  # those whose inputs needed no gradient; others are done already
             unit.after_backward()
         self.prefetcher.end()
         self.is_in_backward = False

@@ -1,15 +1,15 @@
-"""Memory and time of a strategy, and which one to take.
+"""Estimate memory and time of each strategy, and rank them.
 
 Paper: arXiv 2310.06003, section 3.1 and appendix A.3.
 
     memory of a rank = 2 Psi / d_p + 2 Psi' / d_g + 12 Psi' / d_os       (mixed precision with Adam)
     T = max(t_comm, t_comp),  t_comm = (t_param + t_gradient) s + t_sync_g + t_sync_p     (formulas 1 and 2)
 
-Psi -> params, Psi' -> trainable, s -> accumulate, d -> `Grouping.split`.  The cells of the paper's tables 4 to 7 are rebuilt from
-ring costs (`fedsign.sharding.traffic`); t_param holds the gathers of forward and backward.
+Psi -> params, Psi' -> trainable, s -> accumulate, d -> `Grouping.split`.  The cells of the paper's Tables 4 to 7 are
+rebuilt from ring costs (`fedsign.sharding.traffic`); t_param covers the gathers of forward and backward.
 
-Differs: nothing is added for what does not overlap, and the paper's tables are for one link a rank; `Network.link` says
-where the ranks of a group share one.
+Differs: communication is assumed to overlap fully with computation, and `Network.link` also covers ranks that share one
+link per group, where the paper's tables assume one link per rank.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,10 +22,10 @@ from fedsign.sharding.strategy import STRATEGIES, Collective, Strategy
 from fedsign.sharding.traffic import Network, seconds
 
 GATHERS = 2
-"""Of a unit's parameters in a micro-batch: forward and backward."""
+"""Gathers of a unit's parameters per micro-batch: forward and backward."""
 
 NEAR = 1.05
-"""Times the best: a strategy that is no slower may as well be taken for its memory."""
+"""Strategies within this factor of the fastest are ranked by memory."""
 
 
 Standing = Literal["near", "slower", "too_large"]
@@ -33,7 +33,7 @@ Standing = Literal["near", "slower", "too_large"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateBytes:
-    """Bytes an element: bf16 parameters and gradients; fp32 masters and Adam's two moments."""
+    """Bytes per element: bf16 parameters and gradients; fp32 masters and Adam's two moments."""
 
     param: int = 2
     gradient: int = 2
@@ -42,7 +42,7 @@ class StateBytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What is trained: sizes in elements, and the micro-batches of a step."""
+    """The training task: sizes in elements, and micro-batches per step."""
 
     params: float
     trainable: float
@@ -52,7 +52,8 @@ class Task:
     def __post_init__(self) -> None:
         if not 0 < self.trainable <= self.params:
             raise ConfigError(
-                f"{self.trainable:g} trainable of {self.params:g} parameters were given; give more than 0 and at most all."
+                f"{self.trainable:g} trainable of {self.params:g} parameters were given; "
+                "give more than 0 and at most all."
             )
         if self.accumulate < 1:
             raise ConfigError(f"accumulate={self.accumulate} was given; a step has at least one micro-batch.")
@@ -60,7 +61,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A strategy's memory on a rank, and the seconds of a step."""
+    """A strategy's memory per rank and seconds per step."""
 
     strategy: Strategy
     memory_bytes: float
@@ -72,17 +73,17 @@ class Estimate:
 
     @property
     def communication_s(self) -> float:
-        """t_comm of a step."""
+        """t_comm per step."""
         return self.param_s + self.gradient_s + self.sync_gradient_s + self.sync_param_s
 
     @property
     def step_s(self) -> float:
-        """T: the longer of communication and computation, which overlap."""
+        """T, the maximum of communication and computation, which overlap."""
         return max(self.communication_s, self.compute_s)
 
 
 def memory_bytes(strategy: Strategy, task: Task, grouping: Grouping) -> float:
-    """The model states of a rank; activations and gathered units come on top."""
+    """Model states per rank, without activations and gathered units."""
     sizes = task.sizes
     return (
         sizes.param * task.params / grouping.split(strategy.params)
@@ -94,7 +95,7 @@ def memory_bytes(strategy: Strategy, task: Task, grouping: Grouping) -> float:
 def estimate(
     strategy: Strategy, task: Task, *, grouping: Grouping, network: Network, compute_s: float = 0.0
 ) -> Estimate:
-    """Memory and time of one strategy; `compute_s` is the computation of a step, all micro-batches."""
+    """Memory and time of one strategy; `compute_s` is the computation time per step, over all micro-batches."""
 
     def total_s(collectives: Sequence[Collective], tensor_bytes: float) -> float:
         return sum(seconds(each, tensor_bytes=tensor_bytes, grouping=grouping, network=network) for each in collectives)
@@ -124,8 +125,9 @@ def rank(
 ) -> list[tuple[Standing, Estimate]]:
     """Strategies in the order in which to try them.
 
-    near: within 5 % of the fastest that fits into a rank's memory, the cheapest in memory first.
-    slower: the others that fit, the fastest first.  too_large: those that do not fit, the smallest first.
+    near: within 5 % of the fastest that fits into a rank's memory, smallest first.
+    slower: the others that fit, fastest first.
+    too_large: those that do not fit, smallest first.
     """
     each = [estimate(STRATEGIES[name], task, grouping=grouping, network=network, compute_s=compute_s) for name in names]
     limit_s = NEAR * min((one.step_s for one in each if one.memory_bytes <= memory_bytes), default=0.0)

@@ -1,10 +1,12 @@
-"""Prefetching: the next unit is unsharded, and gradients are reduced, while the model computes.
+"""Prefetch: unshard the next unit and reduce gradients while the model computes.
 
-The next unit is the one that followed in the last pass of the same kind, forward or backward.  All ranks take the same way through
-the model, so all prefetch the same unit.  If another unit comes, it is unsharded then, and nothing is prefetched in the rest of the
-pass; a unit that was prefetched in vain is used when its turn comes, or resharded at the end of the pass.
+The prediction is the unit that came next in the last pass of the same kind, forward or backward.  All ranks take the
+same path through the model, so all prefetch the same unit and their collectives match.  On a misprediction the actual
+unit is unsharded on demand, and the rest of the pass does not prefetch.  A unit that was prefetched too early is used
+when its turn comes, or resharded at the end of the pass.
 
-One unit's parameters are in flight at a time, and one unit's gradients: a rank holds one unit more than without prefetching.
+At most one unit's parameters and one unit's gradients are in flight, so a rank holds one unit more than without
+prefetch.
 """
 
 from collections import defaultdict, deque
@@ -16,12 +18,12 @@ from torch import Tensor
 from fedsign.sharding.executors import Work
 from fedsign.sharding.flat import FlatParameter
 
-Pass = Literal["forward", "backward"]  # a way through the model
-Flats = Sequence[FlatParameter]  # of a unit: unsharded and resharded together
+Pass = Literal["forward", "backward"]
+Flats = Sequence[FlatParameter]  # a unit's flat parameters
 
 
 class ExecutionOrder:
-    """The units of the last pass in order, and so the next one of this pass.
+    """Predicts the next unit from the order of the last pass.
 
     >>> order = ExecutionOrder()
     >>> [order.after(name) for name in ("a", "b", "c")]
@@ -40,11 +42,11 @@ class ExecutionOrder:
         self._is_as_expected = True
 
     def begin(self) -> None:
-        """Another pass."""
+        """Start a pass."""
         self._last, self._now, self._is_as_expected = self._now, [], True
 
     def after(self, unit: Flats) -> Flats | None:
-        """The unit expected after this one; None if unknown."""
+        """Record a unit; return the unit expected after it, or None."""
         place = len(self._now)
         self._now.append(unit)
         if not (self._is_as_expected and place < len(self._last) and self._last[place] is unit):
@@ -54,7 +56,7 @@ class ExecutionOrder:
 
 
 class Prefetcher:
-    """Prefetches for one model; with `is_on=False` it does nothing."""
+    """Prefetches for one model; with `is_on=False`, reductions are waited for at once."""
 
     def __init__(self, *, is_on: bool) -> None:
         self._is_on = is_on
@@ -64,20 +66,20 @@ class Prefetcher:
         self._reducing: deque[Sequence[tuple[Work, Tensor]]] = deque()
 
     def begin(self, which: Pass) -> None:
-        """A pass through the whole model begins."""
+        """Start a pass through the whole model."""
         self.end()
         self._order = self._orders[which]
         self._order.begin()
 
     def end(self) -> None:
-        """The pass is over: reshard what was prefetched in vain."""
+        """End the pass and reshard a unit that was prefetched in vain."""
         self._order = None
         fetched, self._fetched = self._fetched, ()
         for flat in fetched:
             flat.reshard()
 
     def unsharded(self, unit: Flats) -> None:
-        """A unit is unsharded and about to be used: prefetch the next one."""
+        """Called when a unit is unsharded and about to run: prefetch the next one."""
         if not self._is_on or self._order is None:
             return
         if unit is self._fetched:
@@ -89,7 +91,7 @@ class Prefetcher:
             self._fetched = following
 
     def reduce(self, started: Sequence[tuple[Work, Tensor]]) -> None:
-        """A unit's gradients are being reduced in these tensors, which are kept until then."""
+        """Track a unit's reductions, and keep their tensors alive until they are done."""
         if started:
             self._reducing.append(started)
         self._wait(but=1 if self._is_on else 0)
@@ -100,7 +102,7 @@ class Prefetcher:
         self._wait(but=0)
 
     def forget(self) -> None:
-        """Forget the order of units; the next pass shows it."""
+        """Forget the execution order, for example after freezing units; the next pass records it again."""
         self.settle()
         self._orders.clear()
 

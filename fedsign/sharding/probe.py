@@ -1,7 +1,7 @@
-"""The network's bandwidths, measured on the running group: inside the engine's own collectives, on messages of 16 MB or more.
+"""Measure the network's bandwidths with the engine's own collectives, on messages of at least 16 MB.
 
-Within a group all groups gather at once, as they do in training.  Between groups the ranks that have the same number in
-their groups gather, first one of each group alone, then all at once: where that makes each of them slower, they share a link.
+Within groups, all groups gather at once, as in training.  Between groups, ranks with the same local number gather:
+first only one rank per group, then all at once.  If each gets slower, the ranks of a group share a link.
 """
 
 import os
@@ -22,10 +22,10 @@ _TORCHRUNS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def measured(per_group: int) -> tuple[Network, int] | None:
-    """The network of the ranks that `torchrun` has started, and their number; None on all but the first, which has to say it.
+    """Measure the network between the ranks of `torchrun`; rank 0 gets it with the number of ranks, others None.
 
     Raises:
-        ConfigError: this process is no rank, or the ranks are not at least two groups of two.
+        ConfigError: this process is not a rank, or there are fewer than two groups of two.
     """
     if not all(os.environ.get(name) for name in _TORCHRUNS):
         raise ConfigError(
@@ -45,15 +45,15 @@ def measured(per_group: int) -> tuple[Network, int] | None:
 
 
 def probe(grouping: Grouping, *, message_bytes: int = MESSAGE_BYTES, device: torch.device | None = None) -> Network:
-    """What the ranks of the default process group can send each other, at the rates of the slowest; called on all of them, and the same on each.
+    """Measure the default process group, at the rate of the slowest rank.  All ranks call it and get the same result.
 
     Raises:
-        ConfigError: there are not two groups of two ranks, or the process group is of another size.
+        ConfigError: there are fewer than two groups of two ranks, or the process group has another size.
     """
     if grouping.groups < 2 or grouping.per_group < 2:
         raise ConfigError(
-            f"{grouping.groups} groups of {grouping.per_group} ranks were given to be measured; at least 2 groups of 2 ranks have both "
-            "a link within and one between: start more ranks, or choose another --per-group."
+            f"{grouping.groups} groups of {grouping.per_group} ranks were given to be measured; at least 2 groups of 2 "
+            "ranks have both a link within and one between: start more ranks, or choose another --per-group."
         )
     collectives, where = Collectives(grouping), device or torch.device("cpu")
     intra_bps = _bps(collectives, Scope.INTRA, grouping.per_group * message_bytes, where)
@@ -68,7 +68,7 @@ def probe(grouping: Grouping, *, message_bytes: int = MESSAGE_BYTES, device: tor
 
 
 def link_of(one_bps: float, every_bps: float, *, per_group: int) -> Link:
-    """Whose the link is, by what a rank has of it alone and when all of its group send: the same, or its share.
+    """Infer who shares the link from a rank's bandwidth alone and while its whole group sends.
 
     >>> link_of(10e9, 9e9, per_group=8), link_of(10e9, 1.3e9, per_group=8)
     (<Link.RANK: 'rank'>, <Link.GROUP: 'group'>)
@@ -77,7 +77,7 @@ def link_of(one_bps: float, every_bps: float, *, per_group: int) -> Link:
 
 
 def _bps(collectives: Collectives, scope: Scope, num_bytes: int, device: torch.device, *, alone: bool = False) -> float:
-    """Bits a second that a rank sends while a tensor of so many bytes is gathered; of several times the median, of ranks the least."""
+    """Bits per second that a rank sends during an all-gather: the median over repetitions, the minimum over ranks."""
     gather = Collective(scope=scope, operation=Operation.ALL_GATHER)
     takes_part = not alone or collectives.grouping.local_of(collectives.rank) == 0
     tensor = torch.zeros(num_bytes // 4, device=device)
@@ -90,7 +90,7 @@ def _bps(collectives: Collectives, scope: Scope, num_bytes: int, device: torch.d
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             count = collectives.counts[gather]
-            if repetition:  # the first one connects
+            if repetition:  # the first one includes connecting
                 found.append(8 * (count.intra_bytes + count.inter_bytes) / count.elapsed_s)
     least = torch.tensor(statistics.median(found) if found else torch.inf, dtype=torch.double, device=device)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)

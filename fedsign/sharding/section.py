@@ -1,4 +1,4 @@
-"""The configuration's table [client.sharding]."""
+"""The configuration table [client.sharding]."""
 
 from collections.abc import Iterable
 
@@ -11,36 +11,35 @@ _WHERE_RANKS_ARE = frozenset({"machines", "listen", "secret_file", "join_s", "in
 
 
 class ShardingSection(Section):
-    """The processes that train one client together, its model's states sharded over them (`fedsign.sharding`); one: no sharding.
+    """Processes that train one client together, with its model states sharded (`fedsign.sharding`); 1: no sharding.
 
-    `auto` takes the strategy that the plan finds the fastest for these bandwidths and this memory.
+    `auto` selects the strategy that the plan ranks first for these bandwidths and this memory.
     """
 
     no_result = _WHERE_RANKS_ARE | {"prefetch"}
     ranks: Positive = 1
-    groups: Positive = 1  # of ranks that fast links join, all of one size
+    groups: Positive = 1  # equal groups of ranks with fast links
     strategy: str = "auto"  # or one of the fourteen, such as IIG
-    memory_gb: NonNegativeReal = 0.0  # for the model states of a rank; 0: as much as they take
-    intra_gbps: PositiveReal = 2000.0  # Gbit/s between ranks of a group, and to other groups: those of the paper
+    memory_gb: NonNegativeReal = 0.0  # limit for a rank's model states; 0: none
+    intra_gbps: PositiveReal = 2000.0  # Gbit/s within a group, and below between groups; the paper's values
     inter_gbps: PositiveReal = 80.0
-    prefetch: bool = True  # gather and reduce while the model computes: the same bits, for the memory of one more unit
-    machines: Positive = (
-        1  # which hold the ranks, consecutive ones together; those after the first join it (`fedsign worker`)
-    )
-    listen: str = ""  # HOST:PORT of the first machine, by which the others reach it
-    secret_file: str = ""  # what a machine that joins has to know; needed unless HOST is the loopback
-    join_s: PositiveReal = 120.0  # seconds for which a client waits for machines that have not joined
-    # let ranks send tensors over a network without encryption; needed unless HOST is the loopback
+    prefetch: bool = True  # overlap communication with computation, for the memory of one more unit
+    machines: Positive = 1  # hold consecutive ranks; those after the first join it (`fedsign worker`)
+    listen: str = ""  # HOST:PORT at which the other machines reach the first
+    secret_file: str = ""  # shared by all machines; required unless HOST is the loopback
+    join_s: PositiveReal = 120.0  # seconds to wait for machines to join
+    # let ranks send unencrypted tensors over a network; required unless HOST is the loopback
     insecure_network: bool = False
 
     def check(self) -> None:
-        """Ranks in equal groups, on machines with equal numbers of both."""
+        """Check that ranks divide into equal groups, and both divide over the machines."""
         if self.ranks == 1:
             self._refuse_changed(type(self).model_fields, "ranks=1, which shards nothing; raise ranks")
             return
         if self.ranks % self.groups:
             raise ConfigError(
-                f"client.sharding.groups={self.groups} was given with client.sharding.ranks={self.ranks}; groups are of one "
+                f"client.sharding.groups={self.groups} was given with client.sharding.ranks={self.ranks}; "
+                "groups are of one "
                 "size: choose a divisor of ranks."
             )
         if self.strategy != "auto":
@@ -52,32 +51,34 @@ class ShardingSection(Section):
             number = getattr(self, key)
             if number % self.machines:
                 raise ConfigError(
-                    f"client.sharding.machines={self.machines} was given with client.sharding.{key}={number}; each machine holds as "
-                    f"many ranks, in whole groups: choose {key} as a multiple of machines."
+                    f"client.sharding.machines={self.machines} was given with client.sharding.{key}={number}; "
+                    f"each machine holds as many ranks, in whole groups: choose {key} as a multiple of machines."
                 )
         if self.listen:
             Address.of(self.listen, given_as="client.sharding.listen")
 
     def where_machines_join(self) -> tuple[Address, bytes]:
-        """Where the first of several machines listens, and the secret that the others have to know.
+        """The address at which the first machine listens, and the shared secret.
 
         Raises:
-            ConfigError: it is not said, or cannot be used.
+            ConfigError: they are missing or unusable.
         """
-        from fedsign.transport.handshake import read_key  # not when a configuration is read
+        from fedsign.transport.handshake import read_key  # keeps reading a configuration fast
 
         if not self.listen:
             raise ConfigError(
-                f"client.sharding.machines={self.machines} was given, but not where the first machine listens for the others; set "
-                "client.sharding.listen=HOST:PORT, or at a node sharding-listen in its --node-config."
+                f"client.sharding.machines={self.machines} was given, but not where the first machine listens for the "
+                "others; set client.sharding.listen=HOST:PORT, or at a node sharding-listen in its --node-config."
             )
         address = Address.of(self.listen, given_as="client.sharding.listen")
         given_as = "client.sharding.secret_file (a node's sharding-secret-file)"
         key = read_key(self.secret_file, is_loopback=address.is_loopback, given_as=given_as)
         if not (address.is_loopback or self.insecure_network):
             raise ConfigError(
-                f"client.sharding.listen={address} was given, but between machines Gloo and NCCL send a client's tensors without "
-                "encryption; set client.sharding.insecure_network=true (a node's sharding-insecure-network) where you trust the network."
+                f"client.sharding.listen={address} was given, but between machines Gloo and NCCL send a client's "
+                "tensors without "
+                "encryption; set client.sharding.insecure_network=true (a node's sharding-insecure-network) where you "
+                "trust the network."
             )
         return address, key
 

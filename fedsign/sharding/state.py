@@ -1,10 +1,10 @@
-"""Checkpoints of a sharded training, which load under another strategy and another number of ranks.
+"""Checkpoints of sharded training, which can be loaded under another strategy and number of ranks.
 
-Every rank writes what it owns, through `torch.distributed.checkpoint`: of each parameter, flattened, the part that its optimizer
-moves, and the same part of the optimizer's tensors.  Where several ranks own the same part, one writes it.  A rank that loads reads the
-parts that it owns now, from whatever files hold them, so no rank ever holds the whole.  Values are copied, not computed.
+Each rank writes its parts through `torch.distributed.checkpoint`: the part of each flattened parameter that its
+optimizer updates, and the same part of the optimizer state.  Parts owned by several ranks are written once.  On
+loading, a rank reads the parts that it owns now, from any file, so no rank ever holds the whole.
 
-Not in a checkpoint: the optimizer's settings, which a script gives again; random generators; buffers but those of one rank.
+Not included: the optimizer's settings, which the script sets again; random generators; and all but one rank's buffers.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ from fedsign.sharding.paro import Sharded
 
 
 class _Part(Tensor):
-    """A piece [start:start + n] of a flat tensor [numel], as `torch.distributed.checkpoint` asks for it."""
+    """A slice [start:start + n] of a flat tensor [numel], in the interface of `torch.distributed.checkpoint`."""
 
     piece: Tensor
     start: int
@@ -62,7 +62,7 @@ class _Part(Tensor):
 
 
 def save(sharded: Sharded, folder: Path) -> None:
-    """Write a checkpoint; all ranks call this, with a folder that all see."""
+    """Write a checkpoint; called on all ranks, with a shared folder."""
     state = _model(sharded)
     for piece in sharded.pieces:
         for key, value in sharded.optimizer.state.get(piece.tensor, {}).items():
@@ -73,10 +73,10 @@ def save(sharded: Sharded, folder: Path) -> None:
 
 
 def load(sharded: Sharded, folder: Path) -> None:
-    """Go on from a checkpoint; all ranks call this.
+    """Load a checkpoint; called on all ranks.
 
     Raises:
-        ResultsError: there is no checkpoint, or one of another model.
+        ResultsError: there is no checkpoint, or it belongs to another model.
     """
     if not (folder / ".metadata").is_file():
         raise ResultsError(f"{folder} is no checkpoint of a sharded training; give a folder that `save` has written.")

@@ -1,7 +1,6 @@
-"""Weights that lie in safetensors files, read one at a time: a model that was made on the meta device gets them unit by unit.
+"""Load weights from safetensors files tensor by tensor, into a model on the meta device.
 
-No process has the whole model at any time.  Rank 0 reads, and the others get what it read, so that the files need to be on its
-machine alone.
+No process holds the whole model at any time.  Only rank 0 reads and broadcasts, so only its machine needs the files.
 """
 
 from pathlib import Path
@@ -16,10 +15,10 @@ _SUFFIX = ".safetensors"
 
 
 class StoredWeights:
-    """The tensors of a .safetensors file, or of all those in a folder, by name."""
+    """The tensors of a .safetensors file, or of all such files in a folder, by name."""
 
     def __init__(self, path: Path, model: nn.Module) -> None:
-        """Raises: ConfigError: there is no such file, it cannot be read, or it is not of this model."""
+        """Raises: ConfigError: the files are missing, unreadable, or of another model."""
         files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
         if not files or not all(file.is_file() and file.suffix == _SUFFIX for file in files):
             raise ConfigError(f"weights={path} was given; expected is a {_SUFFIX} file, or a folder with some.")
@@ -40,20 +39,21 @@ class StoredWeights:
             if shapes.get(name) != list(tensor.shape):
                 told = f"has '{name}' as {shapes[name]}" if name in shapes else f"has no '{name}'"
                 raise ConfigError(
-                    f"weights={path} {told}, but the model has it as {list(tensor.shape)}; give the weights of this model."
+                    f"weights={path} {told}, but the model has it as {list(tensor.shape)}; "
+                    "give the weights of this model."
                 )
 
     def read(self, name: str) -> Tensor:
-        """One tensor."""
+        """Read one tensor."""
         with safe_open(self._file_of[name], framework="pt") as file:
             found: Tensor = file.get_tensor(name)
         return found
 
 
 def make_room(model: nn.Module, device: torch.device) -> None:
-    """Let parameters of the meta device be on another one, without memory of their own; shared ones stay shared.
+    """Move meta parameters to a device without allocating memory; tied parameters stay tied.
 
-    They are NaN until somebody shows them their values.
+    Each is an expanded NaN until `FlatParameter` sets its values.
     """
     replaced: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -68,10 +68,10 @@ def _absent(param: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 
 def fill_buffers(model: nn.Module, stored: StoredWeights | None, device: torch.device) -> None:
-    """Read what a state_dict holds besides parameters, which is small; on ranks that do not read, make room for it.
+    """Load the persistent buffers; ranks that do not read allocate them.
 
     Raises:
-        ConfigError: a buffer of the meta device is in no state_dict, so that nobody knows its values.
+        ConfigError: a meta buffer is not persistent, so its values are unknown.
     """
     kept = model.state_dict().keys()
     for module_name, module in model.named_modules():
@@ -82,6 +82,6 @@ def fill_buffers(model: nn.Module, stored: StoredWeights | None, device: torch.d
                 module._buffers[name] = values.to(device, buffer.dtype)
             elif buffer is not None and buffer.is_meta:
                 raise ConfigError(
-                    f"weights were given for a model on the meta device whose buffer '{whole}' is in no state_dict, so that its values are "
-                    "nowhere; make that buffer on a real device."
+                    f"weights were given for a model on the meta device whose buffer '{whole}' is in no state_dict, "
+                    "so that its values are nowhere; make that buffer on a real device."
                 )

@@ -1,10 +1,10 @@
-"""The fourteen strategies, and which collectives each of them is made of.
+"""The fourteen strategies and their collectives.
 
-A strategy says for parameters, gradients and optimizer states how finely each is sharded.  Of the 27 combinations the paper keeps
+A strategy sets the granularity of parameters, gradients, and optimizer states.  Of the 27 combinations the paper keeps
 those in which "the partitioning granularity of os should be the same as or finer than that of p and g" (section 3.1.1):
 a coarser optimizer state needs more memory and saves no communication.
 
-The time model and the engine both read the lists of this file, so that what is planned is what is done.
+The time model and the engine both use the lists in this file, so plan and execution agree.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ N, I, G = Granularity.NONE, Granularity.GROUP, Granularity.GLOBAL  # noqa: E741 
 
 
 class Scope(StrEnum):
-    """Between whom: `inter` joins the ranks of one local number over the groups."""
+    """The ranks of a collective; `inter` joins the ranks with the same local number in all groups."""
 
     INTRA = "intra"
     INTER = "inter"
@@ -25,17 +25,17 @@ class Scope(StrEnum):
 
     @property
     def whole(self) -> Granularity:
-        """How finely a tensor is sharded that is whole in this scope."""
+        """The granularity of a tensor that is whole on each rank of the scope."""
         return I if self is Scope.INTER else N
 
     @property
     def part(self) -> Granularity:
-        """How finely it is sharded where each rank of the scope has its part."""
+        """The granularity when each rank of the scope has its part."""
         return I if self is Scope.INTRA else G
 
 
 class Operation(StrEnum):
-    """What is done."""
+    """The kind of a collective."""
 
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
@@ -44,7 +44,7 @@ class Operation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
-    """One operation between the ranks of a scope."""
+    """An operation between the ranks of a scope."""
 
     scope: Scope
     operation: Operation
@@ -54,11 +54,11 @@ class Collective:
 
 
 _SCOPES = {(scope.whole, scope.part): scope for scope in Scope}
-_ALIKE = {N: (Scope.ALL,), I: (Scope.INTER,), G: ()}  # between whom a part is the same
+_ALIKE = {N: (Scope.ALL,), I: (Scope.INTER,), G: ()}  # the scope in which a part is replicated
 
 
 def _between(operation: Operation, coarse: Granularity, fine: Granularity) -> tuple[Collective, ...]:
-    """From a coarse whole to its parts, or back; nothing where they are the same."""
+    """The collective between a coarse and a fine granularity; none if they are equal."""
     return () if coarse is fine else (Collective(scope=_SCOPES[coarse, fine], operation=operation),)
 
 
@@ -72,17 +72,17 @@ class Strategy:
 
     @property
     def name(self) -> str:
-        """The paper's three letters."""
+        """The paper's three-letter name."""
         return f"{self.params}{self.gradients}{self.states}"
 
     @property
     def known_as(self) -> str:
-        """What others call it, as far as the paper says (section 3.1.1); empty if it has no other name."""
+        """The usual name, according to the paper (section 3.1.1); empty if there is none."""
         return _KNOWN_AS.get(self.name, "")
 
     @property
     def gather_params(self) -> tuple[Collective, ...]:
-        """Before a unit is used, in forward and again in backward."""
+        """Before a unit's forward, and again before its backward."""
         return gather_all(self.params)
 
     @property
@@ -92,7 +92,7 @@ class Strategy:
 
     @property
     def sync_gradients(self) -> tuple[Collective, ...]:
-        """Once a step, before the optimizer's."""
+        """Once per step, before the optimizer."""
         scattered = _between(Operation.REDUCE_SCATTER, self.gradients, self.states)
         return scattered + tuple(
             Collective(scope=scope, operation=Operation.ALL_REDUCE) for scope in _ALIKE[self.states]
@@ -100,12 +100,12 @@ class Strategy:
 
     @property
     def sync_params(self) -> tuple[Collective, ...]:
-        """Once a step, after the optimizer's."""
+        """Once per step, after the optimizer."""
         return _between(Operation.ALL_GATHER, self.params, self.states)
 
 
 def gather_all(granularity: Granularity) -> tuple[Collective, ...]:
-    """What makes a state whole everywhere."""
+    """The collectives that replicate a state on every rank."""
     return _between(Operation.ALL_GATHER, N, granularity)
 
 
@@ -119,17 +119,17 @@ def _kept() -> tuple[Strategy, ...]:
 
 
 STRATEGIES = {strategy.name: strategy for strategy in _kept()}
-"""By name: the fourteen that the paper keeps."""
+"""The paper's fourteen strategies, by name."""
 
 PAPER = ("NII", "NIG", "NGG", "III", "IIG", "IGG", "ING", "GGG")
-"""Those that the paper ran (section 4)."""
+"""The strategies in the paper's experiments (section 4)."""
 
 
 def strategy_of(name: str) -> Strategy:
-    """A strategy by its three letters.
+    """Look up a strategy by its three letters.
 
     Raises:
-        ConfigError: there is none, or it is one of those that the paper drops.
+        ConfigError: it does not exist, or the paper excludes it.
     """
     if name in STRATEGIES:
         return STRATEGIES[name]

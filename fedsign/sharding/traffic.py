@@ -1,11 +1,11 @@
-"""What each collective sends and how long that takes, as closed forms.
+"""Traffic and time of each collective in closed form.
 
-All collectives are rings.  `flat` ones run through all ranks in their order, so that a ring leaves a group once; `two_level` ones
-are PaRO-CC (section 3.2, algorithms 6 and 7): all-gather between groups, then within; reduce-scatter the other
-way round; each step uses either fast or slow links.  The two parts overlap: while blocks that have arrived go round
-within a group, the next ones cross.
+All collectives are rings.  `flat` rings visit all ranks in order, so a ring leaves each group once.  `two_level` rings
+are PaRO-CC (section 3.2, Algorithms 6 and 7): an all-gather runs between groups, then within; a reduce-scatter the
+other way round.  The two levels overlap: while arrived blocks go around within a group, the next ones cross between
+groups.
 
-n = ranks, m = per_group, g = groups, B = between groups, B' = within one, b * Psi = the tensor's bytes.
+n = ranks, m = per_group, g = groups, B = bandwidth between groups, B' = within a group, b * Psi = the tensor's bytes.
 """
 
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from fedsign.sharding.strategy import Collective, Operation, Scope
 
 
 class Rings(StrEnum):
-    """How a collective of all ranks goes."""
+    """The rings of a collective over all ranks."""
 
     FLAT = "flat"
     TWO_LEVEL = "two-level"
 
 
 class Link(StrEnum):
-    """What has the bandwidth between groups."""
+    """Who shares the bandwidth between groups."""
 
-    RANK = "rank"  # each rank has a link of its own, as the paper's formulas have it
-    GROUP = "group"  # the ranks of a group share one
+    RANK = "rank"  # each rank has its own link, as in the paper's formulas
+    GROUP = "group"  # the ranks of a group share one link
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """Bandwidths in bits a second; whose link the slow one is; how collectives of all ranks go."""
+    """Bandwidths in bits per second, who shares the slow link, and the kind of rings."""
 
     intra_bps: float
     inter_bps: float
@@ -41,7 +41,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Count:
-    """Collectives of a rank: bytes that it sends within its group and to other groups, headers not counted; a plan takes no time."""
+    """A rank's calls and bytes sent within and between groups, without headers; planned counts have no time."""
 
     calls: int = 0
     intra_bytes: int = 0
@@ -60,7 +60,7 @@ class Count:
 def planned(
     collective: Collective, *, rank: int, block_bytes: int, grouping: Grouping, rings: Rings, calls: int = 1
 ) -> Count:
-    """What a rank sends, exactly, in so many of them."""
+    """The exact traffic of a rank in `calls` collectives."""
     n, m, g = grouping.ranks, grouping.per_group, grouping.groups
     intra = inter = 0  # blocks
     if collective.scope is Scope.ALL and rings is Rings.FLAT:
@@ -78,12 +78,12 @@ def planned(
 
 
 def seconds(collective: Collective, *, tensor_bytes: float, grouping: Grouping, network: Network) -> float:
-    """How long a collective takes at the network's bandwidths; latencies are left out, as in the paper."""
+    """Duration of a collective from bandwidths alone; latency is ignored, as in the paper."""
     n, m, g = grouping.ranks, grouping.per_group, grouping.groups
     block_bits = 8 * tensor_bytes / n
     sharing = m if network.link is Link.GROUP else 1
-    across = block_bits * sharing / network.inter_bps  # one step of the rings between groups
-    within = (m - 1) * block_bits / network.intra_bps  # one block of each of a group's ranks, all the way round
+    across = block_bits * sharing / network.inter_bps  # one ring step between groups
+    within = (m - 1) * block_bits / network.intra_bps  # one block of each rank, around its group's ring
     match collective.scope, network.rings:
         case Scope.INTRA, _:
             once = g * within
@@ -100,5 +100,5 @@ def seconds(collective: Collective, *, tensor_bytes: float, grouping: Grouping, 
 
 
 def _passes(collective: Collective) -> int:
-    """An all-reduce is a reduce-scatter and an all-gather."""
+    """Passes over the ring; an all-reduce is a reduce-scatter and an all-gather."""
     return 2 if collective.operation is Operation.ALL_REDUCE else 1

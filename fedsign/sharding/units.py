@@ -1,7 +1,7 @@
-"""Which parameters come and go together.
+"""Units: the groups of parameters that are unsharded and resharded together.
 
-A unit has the parameters of its module that are in no unit within it.  One that several units share (tied weights) belongs to the
-model itself, whose parameters are there for as long as any unit's.
+A unit holds the parameters of its module except those of nested units.  Parameters tied across units belong to the
+model's own unit, which is unsharded for as long as any other unit is.
 """
 
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from torch import nn
 
 from fedsign.errors import ConfigError
 
-Named = list[tuple[str, nn.Parameter]]  # by their first name in the model
+Named = list[tuple[str, nn.Parameter]]  # with the first name in the model
 
 
 def parts_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[tuple[nn.Module, list[Named]]]:
-    """Each unit's module with its own parameters, in lists of one type and device, all trained or none; the model's own first.
+    """Each unit's module with its parameters, in lists of equal dtype, device, and `requires_grad`; the model first.
 
     Raises:
-        ConfigError: a unit is no module of the model.
+        ConfigError: a unit is not a module of the model.
     """
     modules = list(model.modules())
     chosen = default_units(model) if units is None else list(units)
@@ -38,7 +38,7 @@ def parts_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[tuple[
 def _assign(
     module: nn.Module, unit: nn.Module, chosen: set[int], model: nn.Module, owners: dict[int, nn.Module]
 ) -> None:
-    """Which unit owns each parameter, from the model down."""
+    """Assign each parameter to a unit, from the model down."""
     if id(module) in chosen:
         unit = module
     for param in module.parameters(recurse=False):
@@ -50,7 +50,7 @@ def _assign(
 
 
 def default_units(model: nn.Module) -> list[nn.Module]:
-    """The children with parameters of every ModuleList and Sequential that is in no other one."""
+    """The children, if they have parameters, of every outermost ModuleList and Sequential."""
     found: list[nn.Module] = []
     for child in model.children():
         is_called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
