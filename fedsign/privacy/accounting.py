@@ -66,7 +66,7 @@ class Accountant:
 
 @cache
 def _renyi(multiplier: float, num_clients: int, sample_size: int) -> tuple[Any, Any]:
-    """Renyi orders and divergences of one round; cached because they take a third of a second and add up over rounds."""
+    """Renyi orders and divergences of one round, which add up; cached because they take a third of a second."""
     library: Any = dp_accounting()
     accountant = library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_ONE)
     gaussian = library.GaussianDpEvent(multiplier)

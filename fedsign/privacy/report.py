@@ -11,7 +11,9 @@ from fedsign.report.summary import Fact, Run
 from fedsign.storage.results import RunFolder
 
 _OF = {
-    "local": "Clients clip their updates and add noise before they reply, so that the server sees nothing else of them.",
+    "local": (
+        "Clients clip their updates and add noise before they reply, so that the server sees nothing else of them."
+    ),
     "": "The server, which is trusted, clips every update and adds noise to their mean.",
 }
 _NEIGHBOURS = (
@@ -20,9 +22,15 @@ _NEIGHBOURS = (
     "hidden."
 )
 _PUBLISH = {
-    "local": "What clients have sent may be published, with all that was made of it. The split of the data on this page may not.",
-    "": "The models may be published, and figures on test samples that are nobody’s. This page, rounds.jsonl and partition.json are the "
-    "operator’s: they say who took part, and what data the clients hold.",
+    "local": (
+        "What clients have sent may be published, with all that was made of it. "
+        "The split of the data on this page may not."
+    ),
+    "": (
+        "The models may be published, and figures on test samples that are nobody’s. "
+        "This page, rounds.jsonl and partition.json are the operator’s: "
+        "they say who took part, and what data the clients hold."
+    ),
 }
 _SECRET = "ε counts on nobody knowing which clients took part in a round."
 

@@ -39,7 +39,7 @@ class Secret:
     key: bytes
 
     def normal(self, count: int, *labels: object) -> NDArray[np.float64]:
-        """`count` standard normal numbers for these labels, by Box-Muller from 53-bit uniforms, hence below 8.6 in size."""
+        """`count` standard normal numbers for these labels: Box-Muller on 53-bit uniforms, so at most 8.6 in size."""
         drawn = np.empty(2 * -(-count // 2))
         for start in range(0, len(drawn), 2 * _BLOCK):
             part = drawn[start : start + 2 * _BLOCK]
