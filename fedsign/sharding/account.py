@@ -29,7 +29,7 @@ class Flat:
 def step_counts(
     strategy: Strategy, flats: Iterable[Flat], *, accumulate: int, grouping: Grouping, rank: int, rings: Rings
 ) -> dict[Collective, Count]:
-    """A rank's collectives in a step of `accumulate` micro-batches, including the norm, without the initial broadcasts."""
+    """A rank's collectives in a step of `accumulate` micro-batches: with the norm, without initial broadcasts."""
     counts: defaultdict[Collective, Count] = defaultdict(Count)
 
     def add(collectives: Iterable[Collective], *, block_bytes: int, calls: int) -> None:

@@ -56,7 +56,7 @@ class FlatParameter:
         dtype: torch.dtype,
         read: Callable[[str], Tensor] | None = None,
     ) -> None:
-        """Broadcast the values from rank 0 and keep this rank's shard; `read` loads values that are not in the model."""
+        """Broadcast values from rank 0 and keep this rank's shard; `read` loads values that are not in the model."""
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
         self.shapes = [param.shape for param in self.params]
