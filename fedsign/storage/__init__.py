@@ -1,1 +1,1 @@
-"""A run on disk: files that are whole after a crash at any moment."""
+"""A run on disk, in files that stay consistent after a crash at any moment."""

@@ -1,16 +1,16 @@
-"""Checkpoints of the server: safetensors and JSON, never pickle; atomic; the last n are kept.
+"""Server checkpoints: safetensors and JSON, never pickle; written atomically; the last n are kept.
 
     checkpoints/round-000010/
-        served.safetensors      what clients receive in the next round
-        evaluated.safetensors   only where it differs from the served model
-        strategy.safetensors    the strategy's state, if it has one
-        clients.safetensors     versions of the clients' states, if they keep any: `partition`, ascending, and `version`
-        <table>.safetensors     another number of each client, likewise, that an update encoding keeps
-        state.json              the manifest: the round, a digest of each file, the chain of each of the run's records, a digest of the
-                                clients' states, and facts of an update encoding
+        served.safetensors      the model that clients receive next
+        evaluated.safetensors   only if it differs from the served model
+        strategy.safetensors    the strategy's state, if any
+        clients.safetensors     versions of the clients' states, if any: `partition`, sorted, and `version`
+        <table>.safetensors     another number per client, for an update encoding
+        state.json              the manifest: the round, a digest of each file and of the clients' states, the chain of
+                                each record file, and facts of an update encoding
 
-Formats 1, with the versions of the clients' states in state.json, and 2, without digests, are read too.
-Client states are not here but with the clients, versioned (see [Note: versions of client state]).
+Formats 1 (client versions in state.json) and 2 (without digests) can still be read.
+Client states live with the clients, versioned (see [Note: versions of client state]).
 """
 
 import logging
@@ -42,21 +42,23 @@ _log = logging.getLogger("fedsign")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """All that the server needs to go on after `round`."""
+    """Everything that the server needs to continue after `round`."""
 
     round: int
     served: Tensors
     evaluated: Tensors | None = None
     strategy: Tensors = field(default_factory=dict)
     client_versions: Mapping[int, int] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)  # of an update encoding, as JSON
-    tables: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # likewise: name -> partition -> number
-    records: Mapping[str, str] = field(default_factory=dict)  # of the run: file -> chain of its last line
-    states: str = ""  # digest of the clients' states, where they lie with the server
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of an update encoding, JSON values
+    tables: Mapping[str, Mapping[int, int]] = field(
+        default_factory=dict
+    )  # of an update encoding: name -> partition -> number
+    records: Mapping[str, str] = field(default_factory=dict)  # record file -> chain of its last line
+    states: str = ""  # digest of the clients' states, if the server stores them
 
 
 def rewind(folder: RunFolder) -> int:
-    """Drop what a run wrote after its newest checkpoint; returns the round of that, 0 without one."""
+    """Drop what a run wrote after its newest checkpoint; return that checkpoint's round, or 0."""
     paths = _paths(folder.checkpoints)
     round = max(paths, default=0)
     records: Mapping[str, str] = {}
@@ -68,7 +70,7 @@ def rewind(folder: RunFolder) -> int:
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> list[int]:
-    """Write a checkpoint, then remove all but the newest `keep`, whose rounds are returned, oldest first."""
+    """Write a checkpoint, then remove all but the newest `keep`; return their rounds, oldest first."""
     models = {"served": checkpoint.served, "evaluated": checkpoint.evaluated, "strategy": checkpoint.strategy or None}
     versions = {"clients": checkpoint.client_versions} if checkpoint.client_versions else {}
     tables = {name: _table_of(table) for name, table in {**versions, **checkpoint.tables}.items()}
@@ -96,12 +98,12 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> list[int]:
 
 
 def rounds_on_disk(folder: Path) -> list[int]:
-    """The rounds that can be resumed from, oldest first."""
+    """The rounds with a complete checkpoint, oldest first."""
     return list(_paths(folder))
 
 
 def client_versions_on_disk(folder: Path) -> dict[int, dict[int, int]]:
-    """Round -> versions of the clients' states, of every checkpoint that can be resumed from."""
+    """Round -> versions of the clients' states, for every complete checkpoint."""
     found = {}
     for path in _paths(folder).values():
         with _damage_said(path):
@@ -111,10 +113,10 @@ def client_versions_on_disk(folder: Path) -> dict[int, dict[int, int]]:
 
 
 def set_damaged_aside(folder: Path) -> None:
-    """Rename checkpoints that are damaged, and say so aloud, where another one is left to resume from.
+    """Rename damaged checkpoints, with a warning, if an intact one is left to resume from.
 
     Raises:
-        ResumeError: none is whole; the newest is named, and all stay where they are.
+        ResumeError: all are damaged; none is renamed, and the error names the newest.
     """
     damaged: dict[Path, ResumeError] = {}
     paths = list(_paths(folder).values())
@@ -137,7 +139,7 @@ def set_damaged_aside(folder: Path) -> None:
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint, or None when there is none."""
+    """The newest checkpoint, or None."""
     paths = _paths(folder)
     return load(paths[max(paths)]) if paths else None
 
@@ -166,13 +168,13 @@ def load(path: Path) -> Checkpoint:
 
 
 def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one model as a plain state_dict in safetensors, in one step."""
+    """Write a model as a plain state_dict in safetensors, atomically."""
     replace_file(path, lambda partial: save_tensors(partial, tensors))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors and, beside them, their digest, which is returned; ENOSPC arrives as OSError, whatever safetensors makes of it."""
-    # Clones, since safetensors refuses tensors that share memory (tied weights).
+    """Write tensors with their digest, which is returned; a full disk raises OSError, as for other writes."""
+    # Cloned, because safetensors refuses tensors that share memory, such as tied weights.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     digest = tensors_digest(plain)
     try:
@@ -183,7 +185,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def load_tensors(path: Path, *, digest: str = "") -> Tensors:
-    """What `save_tensors` wrote; `digest` is what it returned, where that is known.
+    """Load what `save_tensors` wrote; `digest` is the value it returned, if known.
 
     Raises:
         SafetensorError: it is damaged.
@@ -197,7 +199,7 @@ def load_tensors(path: Path, *, digest: str = "") -> Tensors:
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, types, shapes and bytes."""
+    """A digest of names, dtypes, shapes, and bytes."""
     parts: list[Any] = []
     for name, tensor in sorted(tensors.items()):
         parts.append(f"{name} {tensor.dtype} {[*tensor.shape]}".encode())
@@ -206,7 +208,7 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> Exception:
-    """safetensors hides the errno in its text: "... (os error 28)"."""
+    """Recover the errno from safetensors' message, "... (os error 28)"."""
     number = str(error).rpartition("os error ")[2].partition(")")[0]
     return OSError(int(number), str(error), str(path)) if number.isdigit() else error
 
@@ -215,7 +217,8 @@ def _state(path: Path) -> dict[str, Any]:
     state, is_sealed = read_json((path / "state.json").read_text(encoding="utf-8"))
     if state["format"] not in _READABLE:
         raise ResumeError(
-            f"the checkpoint {path} has format {state['format']}, this version reads {FORMAT}; use the fedsign that wrote it."
+            f"the checkpoint {path} has format {state['format']}, this version reads {FORMAT}; "
+            "use the fedsign that wrote it."
         )
     if state["format"] == FORMAT and not is_sealed:
         raise ValueError("state.json: its digest is missing")
@@ -227,7 +230,7 @@ def _read(path: Path, name: str, state: Mapping[str, Any]) -> Tensors:
 
 
 def _table_of(versions: Mapping[int, int]) -> Tensors:
-    """As tensors, since a million clients as text would take seconds."""
+    """Store a table as tensors; a million clients as text would take seconds."""
     partitions = np.fromiter(versions.keys(), dtype=np.int64, count=len(versions))
     order = np.argsort(partitions)
     values = np.fromiter(versions.values(), dtype=np.int64, count=len(versions))
@@ -248,7 +251,7 @@ def _versions_in(table: Tensors) -> dict[int, int]:
 
 @contextmanager
 def _damage_said(path: Path) -> Iterator[None]:
-    """Turn what a damaged checkpoint raises into a sentence."""
+    """Turn the errors of a damaged checkpoint into a ResumeError."""
     try:
         yield
     except (OSError, KeyError, ValueError, SafetensorError) as error:
@@ -258,7 +261,7 @@ def _damage_said(path: Path) -> Iterator[None]:
 
 
 def _paths(folder: Path) -> dict[int, Path]:
-    """Round -> whole checkpoint, oldest first; one that was being removed has no state.json any more."""
+    """Round -> complete checkpoint, oldest first; one whose removal was interrupted has no state.json."""
     return {
         int(path.name.removeprefix("round-")): path
         for path in sorted(folder.glob("round-??????"))
@@ -267,7 +270,7 @@ def _paths(folder: Path) -> dict[int, Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint so that a kill in between never leaves one that looks whole."""
+    """Remove a checkpoint, state.json first, so that a kill in between does not leave one that looks complete."""
     (path / "state.json").unlink(missing_ok=True)
     for entry in path.iterdir():
         entry.unlink()

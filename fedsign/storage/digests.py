@@ -1,7 +1,7 @@
-"""Digests of what is read back, so that damage is found before it counts ([why](docs/decisions/0023-digests.md)).
+"""Digests of files that are read back, to detect damage early ([why](docs/decisions/0023-digests.md)).
 
-A text is *sealed* when its first line holds the digest of all of it; the lines of a .jsonl file are *chained*: the digest of each
-covers the one before.  What an older version wrote has neither, and is read as it is.
+A text is *sealed* if its first line holds a digest of the whole text.  The lines of a .jsonl file are *chained*: each
+line's digest covers the previous one.  Files of older versions have neither and are read unchecked.
 """
 
 import json
@@ -11,14 +11,15 @@ from typing import Any
 
 from xxhash import xxh3_128
 
-BLANK = "0" * 32  # stands where the digest will
-# The text before the digest, 10 characters in TOML and 14 in JSON, may be damaged as well, or else a digit of the digest.
+BLANK = "0" * 32  # placeholder of the digest
+# The text before the digest, 10 characters in TOML and 14 in JSON, may be damaged as well, or else a digit of the
+# digest.
 _SEAL = re.compile(r'\A(?:(?:# digest: |\{\n "digest": ")(?=.{32})|(?:.{10}|.{14})(?=[0-9a-f]{32}))', re.DOTALL)
 _LINK = re.compile(r', "chain": "(.{16})"\}\Z')
 
 
 def digest_of(*parts: Any) -> str:
-    """XXH3, 128 bits, as text."""
+    """The 128-bit XXH3 digest in hex."""
     found = xxh3_128()
     for part in parts:
         found.update(part)
@@ -26,15 +27,15 @@ def digest_of(*parts: Any) -> str:
 
 
 def sealed(text: str) -> str:
-    """A text with its digest in the place of `BLANK`, in its first line."""
+    """Replace `BLANK` in a text by the text's digest."""
     return text.replace(BLANK, digest_of(text.encode()), 1)
 
 
 def check_seal(text: str) -> bool:
-    """Whether the text is sealed.
+    """Whether a text is sealed.
 
     Raises:
-        ValueError: it is, and is not as it was written.
+        ValueError: it is sealed, but was changed.
     """
     found = _SEAL.match(text)
     if found is None:
@@ -46,12 +47,12 @@ def check_seal(text: str) -> bool:
 
 
 def sealed_json(content: Mapping[str, Any]) -> str:
-    """A JSON object as sealed text."""
+    """Serialize a JSON object as sealed text."""
     return sealed(json.dumps({"digest": BLANK, **content}, indent=1) + "\n")
 
 
 def read_json(text: str) -> tuple[dict[str, Any], bool]:
-    """The object of a JSON text, and whether it was sealed.
+    """Parse a JSON object; also returns whether it was sealed.
 
     Raises:
         ValueError: it is damaged.
@@ -64,21 +65,21 @@ def read_json(text: str) -> tuple[dict[str, Any], bool]:
 
 
 def chained(line: str, before: str) -> str:
-    """A line, a JSON object, that follows one with the chain `before`."""
+    """Add a chain to a line, a JSON object, that follows a line with the chain `before`."""
     return f'{line[:-1]}, "chain": "{digest_of(before.encode(), line.encode())[:16]}"}}'
 
 
 def chain_of(line: str) -> str:
-    """The chain of a line; empty where it has none."""
+    """The chain of a line; empty if it has none."""
     found = _LINK.search(line)
     return found[1] if found else ""
 
 
 def unchained(lines: list[str]) -> Iterator[str]:
-    """The lines as they were before they were chained.
+    """Verify chained lines and yield them without their chains.
 
     Raises:
-        ValueError: one is not as it was written, or does not follow the one before.
+        ValueError: a line was changed, or does not follow the previous one.
     """
     before = ""
     for number, line in enumerate(lines, 1):

@@ -1,7 +1,7 @@
-"""Writing files so that a crash at any moment leaves the old content or the new, never a part.
+"""Atomic file writes: a crash at any moment leaves the old content or the new, never a part.
 
-`replace_file` and `replaced_folder` write beside the target, force the bytes to the disk and rename.
-What a killed process left behind ends in `.partial` and is removed by the next writer.
+`replace_file` and `replaced_folder` write beside the target, sync to disk, and rename.  Leftovers of killed processes
+end in `.partial`; the next writer removes them.
 """
 
 import errno
@@ -22,11 +22,11 @@ UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT})
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn "no space left", and "not permitted" or "not there" of the target, into a sentence; other errors pass.
+    """Translate a full disk, and a missing or unwritable target, into errors with a remedy; other errors pass.
 
     Raises:
         DiskFullError: no space is left.
-        ResultsError: the target's folder cannot be written, or is gone.
+        ResultsError: the target's folder is missing or cannot be written.
     """
     try:
         yield
@@ -42,7 +42,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def disk_full(path: Path) -> DiskFullError:
-    """The error for a full disk, with what to do."""
+    """The error for a full disk, with the remedy."""
     return DiskFullError(
         f"the disk is full: {path} could not be written. What is there is whole: free some space, then go on "
         "with --resume and the path of the run or comparison."
@@ -50,16 +50,16 @@ def disk_full(path: Path) -> DiskFullError:
 
 
 def is_private(path: Path) -> bool:
-    """Whether only its owner can read a file."""
+    """Whether only the owner can access a file."""
     return not stat.S_IMODE(path.stat().st_mode) & 0o077
 
 
 @contextmanager
 def exclusive(path: Path, *, what: str) -> Iterator[None]:
-    """Hold the lock `path` for this process.  The system gives it back when a process dies, however it dies.
+    """Hold the lock file `path`; the system releases it when the process dies, however it dies.
 
     Raises:
-        ResultsError: another process holds it; `what` says what that process plays.
+        ResultsError: another process holds it; the message names `what` is locked.
     """
     with disk_errors(path), path.open("a+", encoding="utf-8") as file:
         try:
@@ -75,7 +75,7 @@ def exclusive(path: Path, *, what: str) -> Iterator[None]:
 
 
 def fresh_path(path: Path) -> Path:
-    """The path, or with a number where something is there."""
+    """The path, with a number appended if it exists."""
     found, number = path, 1
     while found.exists():
         number += 1
@@ -84,7 +84,7 @@ def fresh_path(path: Path) -> Path:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock `path`."""
+    """Whether a process holds the lock file `path`."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -96,7 +96,7 @@ def is_held(path: Path) -> bool:
 
 
 def replace_file(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place in one step; `durable` forces it to the disk."""
+    """Replace a file atomically by what `write` produces; `durable` syncs it to disk."""
     partial = path.with_name(path.name + PARTIAL)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,9 +110,9 @@ def replace_file(path: Path, write: Callable[[Path], object], *, durable: bool =
 
 @contextmanager
 def replaced_folder(path: Path) -> Iterator[Path]:
-    """A new folder beside `path`, to be filled inside the block, is put in its place at the end.
+    """Yield a new folder that replaces `path` when the block ends.
 
-    That is one step if `path` is not there yet; a folder that is there is removed first.
+    This is atomic if `path` does not exist; otherwise the old folder is removed first.
     """
     partial = path.with_name(path.name + PARTIAL)
     with disk_errors(path):
@@ -132,7 +132,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what killed processes left behind in a folder."""
+    """Remove the leftovers of killed processes in a folder."""
     for left in folder.glob("*" + PARTIAL):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -141,10 +141,10 @@ def remove_partials(folder: Path) -> None:
 
 
 def append_bytes(path: Path, content: bytes, *, durable: bool) -> None:
-    """Add to a file's end; `durable` forces it to the disk.  System calls, because a file object takes longer to make."""
+    """Append to a file; `durable` syncs it.  Uses system calls, since creating a file object takes longer."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        while content:  # a disk that is nearly full takes a part, and raises for the rest
+        while content:  # on a nearly full disk the first write may be partial, and the next one raises
             content = content[os.write(descriptor, content) :]
         if durable:
             os.fsync(descriptor)
@@ -153,7 +153,7 @@ def append_bytes(path: Path, content: bytes, *, durable: bool) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file's bytes, or a folder's entries, to the disk."""
+    """Sync a file's bytes, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -162,7 +162,7 @@ def sync(path: Path) -> None:
 
 
 def _concerns(error: OSError, path: Path) -> bool:
-    """Whether an error is of the target or of a folder above it, and not of some other file that was in use."""
+    """Whether an error concerns the target or a folder above it, rather than some other file."""
     if not isinstance(error.filename, str | os.PathLike):
         return False
     culprit, target = Path(error.filename).absolute(), path.absolute()

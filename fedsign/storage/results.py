@@ -1,20 +1,20 @@
-"""A run on disk, and how to read it without torch or Flower.
+"""The layout of a run on disk, and how to read it without torch or Flower.
 
 runs/<experiment>/<id>/
     config.toml        the complete configuration, with versions and git state in its header
     environment.json   the same facts for programs
-    partition.json     samples of each class at each client
-    rounds.jsonl       one line a round, with a digest of it and of those before: the same bits whenever the run is repeated or resumed
-    timings.jsonl      seconds per round (kept apart, since they never repeat)
-    failures.jsonl     what failed clients reported, in full
-    privacy.jsonl      what was released in each round and what of the budget is spent, with [privacy]
-    privacy.key        the secret that noise comes from, for the server alone
-    signs.jsonl        how far the clients' signs agree, per round and layer, if `results.signs` is set
-    sites.jsonl        what each site said of the model, per round, where sites evaluate
-    members.jsonl      which sites of a federation came, went and were refused, with the round
+    partition.json     number of samples per client and class
+    rounds.jsonl       one chained record per round; bitwise equal whenever the run is repeated or resumed
+    timings.jsonl      seconds per round, kept apart because they never repeat
+    failures.jsonl     full reports of failed clients
+    privacy.jsonl      releases per round and the budget spent, with [privacy]
+    privacy.key        the secret behind the noise, for the server alone
+    signs.jsonl        sign agreement per round and layer, if `results.signs` is set
+    sites.jsonl        metrics per round and site, if sites evaluate
+    members.jsonl      sites that joined, left, or were refused, with the round
     checkpoints/       see fedsign.storage.checkpoints
-    clients/           what clients keep between rounds
-    lock               held by the process that plays the run
+    clients/           client states
+    lock               held by the process that executes the run
     outcome.json       how the run ended; missing while it runs and after a kill
     report.html
 """
@@ -38,23 +38,23 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """One run's folder."""
+    """The folder of a run."""
 
     path: Path
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
+        """The folder of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def clients(self) -> Path:
-        """Folder of the clients' states, for engines on this machine."""
+        """The folder of client states, for engines on this machine."""
         return self.path / "clients"
 
     @property
     def config_toml(self) -> str:
-        """The configuration as text."""
+        """The configuration as TOML."""
         path = self.path / "config.toml"
         try:
             text = path.read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ class RunFolder:
 
     @property
     def environment(self) -> Line:
-        """Versions and git state of the program that wrote the run."""
+        """Versions and git state under which the run was written."""
         return read_json(self.path / "environment.json")
 
     @property
@@ -82,17 +82,15 @@ class RunFolder:
         return read_json(path) if path.exists() else {"status": "unfinished"}
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the run for this process: two processes that play one run would spoil it.
-
-        The system gives the lock back when a process dies, however it dies.
+        """Lock the run for this process; the system releases the lock when the process dies.
 
         Raises:
-            ResultsError: another process holds it.
+            ResultsError: another process holds the lock.
         """
         return exclusive(self.path / "lock", what=f"the run in {self.path}")
 
     def rounds(self) -> list[Line]:
-        """The lines of all complete rounds."""
+        """The records of all complete rounds."""
         return self.records("rounds.jsonl")
 
     def timings(self) -> list[Line]:
@@ -100,35 +98,35 @@ class RunFolder:
         return self.records("timings.jsonl")
 
     def records(self, name: str) -> list[Line]:
-        """The complete lines of a .jsonl file.
+        """The complete records of a .jsonl file.
 
         Raises:
-            ResumeError: they are damaged, or fewer than the newest checkpoint counts on.
+            ResumeError: they are damaged, or fewer than the newest checkpoint requires.
         """
         states = sorted(self.checkpoints.glob("round-??????/state.json"))
         chains = read_json(states[-1]).get("records", {}) if states else {}
         return read_lines(self.path / name, until=chains.get(name, ""))
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a small JSON file in one step."""
+        """Write a small JSON file atomically."""
         write_text(self.path / name, digests.sealed_json(value))
 
     def append(self, name: str, line: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Add one line to a .jsonl file, chained to those before, and flush it; `durable` forces it to the disk."""
+        """Append a chained record to a .jsonl file; `durable` syncs it to disk."""
         path = self.path / name
         text = json.dumps({key: _finite(value) for key, value in line.items()})
         with disk_errors(path):
             append_bytes(path, (digests.chained(text, _last_chain(path)) + "\n").encode(), durable=durable)
 
     def chains(self) -> dict[str, str]:
-        """Of each .jsonl file the chain of its last line, for the checkpoint that counts on those before it."""
+        """The chain of the last line of each .jsonl file, for a checkpoint that requires the records so far."""
         return {path.name: _last_chain(path) for path in sorted(self.path.glob("*.jsonl"))}
 
     def check_records(self, chains: Mapping[str, str]) -> None:
-        """Read all records, and what else is known of the run but how it ended.
+        """Verify all records and JSON files of the run, except its outcome.
 
         Raises:
-            ResumeError: one is damaged, or lacks lines that `chains`, those of a checkpoint, count on.
+            ResumeError: a file is damaged, or lacks records that a checkpoint requires (`chains`).
         """
         for path in self.path.glob("*.json"):
             if path.name != "outcome.json":
@@ -137,27 +135,28 @@ class RunFolder:
             read_lines(self.path / name, until=chains.get(name, ""))
 
     def rewind(self, round: int, chains: Mapping[str, str] | None = None) -> None:
-        """Drop what was written after a round, and the half line that a kill may have left.
+        """Drop everything after a round, and a partial line that a kill may have left.
 
         Raises:
-            ResumeError: a record is damaged, lacks lines that a checkpoint counts on (`chains`), or rounds.jsonl is not
-                complete up to that round; nothing has been changed.
+            ResumeError: a file is damaged, lacks records that a checkpoint requires (`chains`), or rounds.jsonl is
+                incomplete up to the round.  Nothing was changed.
         """
         self.check_records(chains or {})
         found = [line["round"] for line in self.rounds() if line["round"] <= round]
         if found != list(range(1, round + 1)):
             raise ResumeError(
-                f"{self.path / 'rounds.jsonl'} does not hold one record for each of the rounds 1 to {round} that the newest "
+                f"{self.path / 'rounds.jsonl'} does not hold one record for each of the rounds 1 to {round} that the "
+                "newest "
                 f"checkpoint has behind it (found: {len(found)}); restore the file from a copy, or start a new run."
             )
         remove_partials(self.path)
         remove_partials(self.checkpoints)
         (self.path / "outcome.json").unlink(missing_ok=True)
         self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "sites.jsonl")
-        keep_lines(self.path / "members.jsonl")  # what has happened to sites is not played again
+        keep_lines(self.path / "members.jsonl")  # keep later events: repeating the rounds does not repeat them
 
     def drop_after(self, round: int, *names: str) -> None:
-        """Drop the lines of .jsonl files that were written after a round."""
+        """Drop the records of .jsonl files after a round."""
         for path in map(self.path.joinpath, names):
             keep_lines(path, lambda line: bool(line["round"] <= round))
 
@@ -165,7 +164,7 @@ class RunFolder:
 def create(
     root: Path, *, experiment: str, seed: int, config_toml: str, environment: Line, partition: Line
 ) -> RunFolder:
-    """Make a new run's folder `root`/experiment/<time>-seed<seed>; the configuration, written last, makes it a run."""
+    """Create the folder `root`/experiment/<time>-seed<seed>; writing the configuration last makes it a run."""
     parent = root / experiment
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     with disk_errors(parent):
@@ -186,13 +185,13 @@ def create(
 
 
 def update_config(folder: RunFolder, config_toml: str) -> None:
-    """Write the configuration, sealed, with the environment as its header."""
+    """Write the sealed configuration, with the environment in its header."""
     header = "".join(f"# {key}: {value}\n" for key, value in {"digest": digests.BLANK, **folder.environment}.items())
     write_text(folder.path / "config.toml", digests.sealed(header + "\n" + config_toml))
 
 
 def open_run(path: Path) -> RunFolder:
-    """An existing run, by its folder or a file in it.
+    """Open an existing run by its folder or a file in it.
 
     Raises:
         ResultsError: there is no run.
@@ -212,10 +211,10 @@ def find_runs(root: Path) -> list[RunFolder]:
 
 
 def read_lines(path: Path, *, until: str = "") -> list[Line]:
-    """The complete lines of a .jsonl file; a last line without its end was cut off by a kill.
+    """The complete records of a .jsonl file; a last line without a newline was cut off by a kill.
 
     Raises:
-        ResumeError: a line is damaged or missing, or the one with the chain `until` is not here.
+        ResumeError: a record is damaged or missing, or none has the chain `until`.
     """
     try:
         texts = _texts(path)
@@ -228,14 +227,14 @@ def read_lines(path: Path, *, until: str = "") -> list[Line]:
 
 
 def keep_lines(path: Path, wanted: Callable[[Line], bool] = lambda line: True) -> None:
-    """Drop the other lines of a .jsonl file, all of them at its end, and the half line that a kill may have left."""
+    """Keep the wanted records of a .jsonl file; the others must be at its end.  Also drops a partial last line."""
     if path.exists():
         kept = zip(_texts(path), read_lines(path), strict=True)
         write_text(path, "".join(f"{text}\n" for text, line in kept if wanted(line)))
 
 
 def read_json(path: Path) -> Line:
-    """A JSON file that `RunFolder.write_json` wrote.
+    """Read a JSON file written by `RunFolder.write_json`.
 
     Raises:
         ResumeError: it is missing or damaged.
@@ -247,12 +246,12 @@ def read_json(path: Path) -> Line:
 
 
 def damaged(path: Path, error: Exception) -> ResumeError:
-    """The error for a file that is not as it was written."""
+    """The error for a missing or damaged file."""
     return ResumeError(f"{path} is missing or damaged ({error}); restore it from a copy, or start a new run.")
 
 
 def final_value(lines: list[Line], key: str, *, last: int = 5) -> float | None:
-    """Mean of a figure over the last rounds, or None where it is missing.
+    """Mean of a metric over the last rounds; None if a value is missing.
 
     >>> final_value([{"accuracy": 0.5}, {"accuracy": 1.0}], "accuracy")
     0.75
@@ -263,12 +262,12 @@ def final_value(lines: list[Line], key: str, *, last: int = 5) -> float | None:
 
 
 def _fresh(parent: Path, name: str) -> Path:
-    """Make a folder that was not there, counting up when it was."""
+    """Create a new folder, with a number appended if the name is taken."""
     attempt = 1
     while True:
         path = parent / (name if attempt == 1 else f"{name}-{attempt}")
         try:
-            os.mkdir(path)  # noqa: PTH102 - the one call that tells "made" from "was there"
+            os.mkdir(path)  # noqa: PTH102 - atomic check and creation
         except FileExistsError:
             attempt += 1
         else:
@@ -276,12 +275,12 @@ def _fresh(parent: Path, name: str) -> Path:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: a diverged loss is written as null."""
+    """Replace NaN and infinity, which JSON lacks, by null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _texts(path: Path) -> list[str]:
-    """The complete lines of a file, as they are written."""
+    """The complete lines of a file."""
     return [line for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line] if path.exists() else []
 
 
