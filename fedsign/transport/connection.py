@@ -1,13 +1,15 @@
 """Framed messages over a stream socket: a Unix socket, TCP, or either wrapped by `ssl`.
 
-A frame is two lengths (big-endian, 4 bytes for the header, 8 for the payload), a header that is a JSON object, and a payload of bytes.
-Lengths are checked before memory is allocated.  A payload is received into memory of the receiver's, without a copy.
+A frame consists of two lengths (big-endian, 4 bytes for the header, 8 for the payload), a header (a JSON object), and a
+payload of bytes.  Lengths are checked before memory is allocated.  Payloads are received directly into a given buffer.
 A Unix socket also passes open files; see `fedsign.transport.tensors`.
 
-[Note: a lost peer] Sending to a peer that is gone does not raise; receiving returns None.  So there is one place where a loss is handled.
-The kernel reports a process that ends at once, and a host or network that fails after some 20 seconds, by TCP's keepalive probes.
+[Note: a lost peer] Sending to a lost peer does not raise, and receiving returns None, so losses are handled in one
+place.  The kernel reports a peer process that ends immediately, and a host or network that fails within about 20
+seconds by TCP keepalive.
 
-[Note: TLS] A server should set `SSLContext.num_tickets = 0`: session tickets make a client's socket readable when there is no message.
+[Note: TLS] A server should set `SSLContext.num_tickets = 0`.  Session tickets make a client's socket readable although
+there is no message.
 """
 
 import hashlib
@@ -31,39 +33,39 @@ _LENGTHS = struct.Struct(">IQ")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _CHUNK_BYTES = 2**18
 _SHUTDOWN_S = 2.0
-_TCP_OPTIONS = {  # see [Note: a lost peer]; a system without an option reports the loss later
+_TCP_OPTIONS = {  # see [Note: a lost peer]; systems that lack an option report losses later
     "TCP_NODELAY": 1,
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 20_000,  # milliseconds, for what was sent
+    "TCP_USER_TIMEOUT": 20_000,  # milliseconds for unacknowledged data
 }
 
 
 class Connection:
-    """One end of a connection; iterating yields messages until the peer is gone."""
+    """One end of a connection; iterating yields messages until the peer is lost."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        # bytes that only TLS knows of, not the system's `poll`
+        # bytes that TLS has buffered, which the system's `poll` does not see
         self.num_buffered: Callable[[], int] = getattr(sock, "pending", int)
         self.passes_descriptors = sock.family == socket.AF_UNIX and not hasattr(sock, "pending")
-        self.local_host = self.peer_host = ""  # of TCP
+        self.local_host = self.peer_host = ""  # TCP only
         if sock.family == socket.AF_INET:
-            with suppress(OSError):  # the peer is gone already
+            with suppress(OSError):  # the peer may be gone already
                 self.local_host, self.peer_host = sock.getsockname()[0], sock.getpeername()[0]
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for name in _TCP_OPTIONS.keys() & vars(socket):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _TCP_OPTIONS[name])
         self._unsent, self._unread = bytearray(), bytearray()
         self._deadline: float | None = None
-        self.certificate = ""  # of the listening end: the digest of what TLS shows, see `fedsign.transport.tls`
+        self.certificate = ""  # digest of the listening end's TLS certificate, see `fedsign.transport.tls`
 
     def encrypt(self, context: ssl.SSLContext, *, is_listening: bool) -> None:
-        """Go on over TLS.
+        """Switch to TLS.
 
         Raises:
-            OSError: the peer does not, or is gone, or misses the deadline.
+            OSError: the peer does not speak TLS, is lost, or misses the deadline.
         """
         self._socket = wrapped = context.wrap_socket(
             self._socket, server_side=is_listening, do_handshake_on_connect=False
@@ -75,14 +77,14 @@ class Connection:
             self.certificate = hashlib.sha256(wrapped.getpeercert(binary_form=True) or b"").hexdigest()
 
     def fileno(self) -> int:
-        """For `select` and its like; `poll` also sees what TLS has buffered."""
+        """For `select` and the like; the function `poll` also considers TLS's buffer."""
         return self._socket.fileno()
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.receive, None)
 
     def send(self, message: Message, payload: bytes | memoryview = b"", *, flush: bool = True) -> None:
-        """Send a frame; without `flush`, together with the next frame that is flushed.  See [Note: a lost peer]."""
+        """Send a frame, or buffer it until the next flush.  See [Note: a lost peer]."""
         header = json.dumps(message).encode()
         self._unsent += _LENGTHS.pack(len(header), len(payload)) + header
         if not flush:
@@ -97,9 +99,9 @@ class Connection:
             self.shutdown()
 
     def receive(self, payload: memoryview | None = None, *, max_header: int = MAX_HEADER_BYTES) -> Message | None:
-        """Wait for the next message; its payload fills the start of a buffer.
+        """Wait for the next message, and receive its payload into the start of a buffer.
 
-        Returns None if the peer is gone, does not follow the protocol, exceeds a limit, or misses the deadline.
+        Returns None if the peer is lost, violates the protocol, exceeds a limit, or misses the deadline.
         """
         try:
             num_header, num_payload = _lengths(self._exactly(_LENGTHS.size), max_header, payload)
@@ -112,7 +114,7 @@ class Connection:
         return message
 
     def drain(self) -> list[Message | None]:
-        """The complete messages of a readable connection, without payloads; the last is None if the peer is gone."""
+        """The complete messages, without payloads, of a readable connection; the last is None if the peer is lost."""
         messages: list[Message | None] = []
         try:
             chunk = self._socket.recv(_CHUNK_BYTES)
@@ -138,7 +140,7 @@ class Connection:
             socket.send_fds(self._socket, [b"\0"], [descriptor])
 
     def receive_descriptor(self) -> int | None:
-        """Receive an open file, which the caller closes; None if the peer is gone, or this process has too many open."""
+        """Receive an open file, which the caller must close; None if the peer is lost or too many files are open."""
         with suppress(OSError):
             _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
             for descriptor in descriptors:
@@ -148,7 +150,7 @@ class Connection:
 
     @contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:
-        """Treat a peer that has not sent or received everything within this block as lost, however it trickles."""
+        """Treat a peer as lost that does not complete its transfers in time, even if it trickles bytes."""
         self._deadline = time.monotonic() + seconds
         try:
             yield
@@ -158,20 +160,21 @@ class Connection:
                 self._socket.settimeout(None)
 
     def check_same_user(self) -> None:
-        """Authenticate the peer on a Unix socket: the kernel knows its user.
+        """Authenticate the peer on a Unix socket by its user, as reported by the kernel.
 
         Raises:
-            EngineError: it is another one.
+            EngineError: it belongs to another user.
         """
         found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(found)
         if user != os.getuid():
             raise EngineError(
-                f"a process of user {user} is at the other end, but only user {os.getuid()} is trusted; end that process."
+                f"a process of user {user} is at the other end, but only user {os.getuid()} is trusted; "
+                "end that process."
             )
 
     def finish(self, message: Message) -> None:
-        """Send the last message, wait until the peer has it, and close: to close with unread data would discard it."""
+        """Send the last message, wait until the peer has read it, and close; closing at once could discard it."""
         with self.deadline(_SHUTDOWN_S):
             self.send(message)
             with suppress(OSError):
@@ -181,7 +184,7 @@ class Connection:
         self.close()
 
     def shutdown(self) -> None:
-        """Let both ends see the end of the connection, as well as another thread that waits here."""
+        """End the connection for both ends, and wake up other threads that wait on it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -196,7 +199,7 @@ class Connection:
         return buffer
 
     def _fill(self, buffer: memoryview) -> None:
-        """Raises: OSError: the peer is gone."""
+        """Receive exactly this many bytes.  Raises: OSError: the peer is lost."""
         num = min(len(buffer), len(self._unread))
         buffer[:num] = self._unread[:num]
         del self._unread[:num]
@@ -208,7 +211,7 @@ class Connection:
             num += more
 
     def _limit_wait(self) -> None:
-        """Raises: TimeoutError: the deadline has passed."""
+        """Set the socket's timeout from the deadline.  Raises: TimeoutError: it has passed."""
         if self._deadline is not None:
             left_s = self._deadline - time.monotonic()
             if left_s <= 0:
@@ -217,7 +220,7 @@ class Connection:
 
 
 def poll(connections: Iterable[Connection], timeout_s: float | None = None) -> list[Connection]:
-    """Those with messages or without a peer; waits for the first, at most `timeout_s`."""
+    """Wait at most `timeout_s` for connections with messages, or with lost peers."""
     poller = select.poll()
     known = {connection.fileno(): connection for connection in connections}
     buffered = [connection for connection in known.values() if connection.num_buffered()]
@@ -229,7 +232,7 @@ def poll(connections: Iterable[Connection], timeout_s: float | None = None) -> l
 
 
 def _lengths(prefix: bytearray, max_header: int, payload: memoryview | None) -> tuple[int, int]:
-    """Raises: ValueError: header or payload exceeds its limit."""
+    """Unpack and check the lengths of a frame.  Raises: ValueError: one exceeds its limit."""
     num_header, num_payload = _LENGTHS.unpack(prefix)
     if num_header > max_header or num_payload > (0 if payload is None else len(payload)):
         raise ValueError("a frame exceeds its limit")
@@ -237,10 +240,10 @@ def _lengths(prefix: bytearray, max_header: int, payload: memoryview | None) -> 
 
 
 def _parsed(header: bytearray) -> Message:
-    """Raises: ValueError: it is not a JSON object."""
+    """Parse a header.  Raises: ValueError: it is not a JSON object."""
     try:
         message = json.loads(header)
-    except RecursionError as error:  # of a stranger's brackets
+    except RecursionError as error:  # deeply nested input from an unauthenticated peer
         raise ValueError("a header is nested too deeply") from error
     if not isinstance(message, dict):
         raise ValueError("a header is not a JSON object")

@@ -1,11 +1,11 @@
-"""Both ends of a connection prove that they know a key, before either trusts the other.
+"""Mutual authentication: both ends of a connection prove that they know a shared key.
 
-Each end draws a nonce and answers the other's with HMAC-SHA256 over its own role, both nonces and the digest of the
-certificate that TLS shows, if there is one (`fedsign.transport.tls`).  So the key is never sent, a recorded
-answer fits no other handshake, and an end's own answer cannot be sent back to it.  The listening end speaks first, the connecting end proves itself
-first.  Both must agree on facts such as versions.  The whole handshake has a deadline, also for a peer that trickles bytes.
+Each end sends a nonce and answers the other's with HMAC-SHA256 over its own role, both nonces, and the digest of the
+TLS certificate, if any (`fedsign.transport.tls`).  The key is never sent, replays fail because of the nonces, and
+reflection fails because of the roles.  The listening end speaks first; the connecting end proves itself first.  Both
+must agree on facts such as versions.  A deadline covers the whole handshake, even for a peer that trickles bytes.
 
-Messages after the handshake are as safe as the socket: over TLS nobody between the ends reads or changes them.
+Later messages are as secure as the socket: over TLS nobody in between can read or change them.
 """
 
 import hmac
@@ -20,21 +20,21 @@ from fedsign.transport.connection import Connection, Message
 
 HANDSHAKE_S = 10.0
 _MIN_KEY_BYTES = 16
-_MAX_HEADER_BYTES = 2**12  # from a stranger
+_MAX_HEADER_BYTES = 2**12  # from an unauthenticated peer
 _LISTENING, _CONNECTING = "listening", "connecting"
 
 
 def accept(
     connection: Connection, key: bytes, *, facts: Mapping[str, object], remedy: str, timeout_s: float = HANDSHAKE_S
 ) -> None:
-    """Authenticate a peer that has connected, as the listening end; a refused peer learns why.
+    """Authenticate a peer as the listening end; a refused peer learns the reason.
 
     Args:
-        facts: What both ends must agree on.
-        remedy: What to do about keys that differ.
+        facts: Facts that both ends must agree on.
+        remedy: What to do if the keys differ.
 
     Raises:
-        JoinError: it has other facts or another key, or does not complete the handshake in time.
+        JoinError: the peer has other facts or another key, or does not finish in time.
     """
     with connection.deadline(timeout_s):
         mine = secrets.token_hex()
@@ -44,7 +44,10 @@ def accept(
             raise JoinError(f"it did not complete FedSign's handshake within {timeout_s:g} s.")
         why_not = _disagreement(facts, hello.get("facts"))
         if not why_not and not _proves(connection, hello, key, _CONNECTING, mine, hello.get("nonce")):
-            why_not = f"the connecting machine has another secret than the listening one, or somebody is between them; {remedy}."
+            why_not = (
+                "the connecting machine has another secret than the listening one, or somebody is between them; "
+                f"{remedy}."
+            )
         if why_not:
             connection.send({"refused": why_not})
             raise JoinError(why_not)
@@ -52,7 +55,7 @@ def accept(
 
 
 def connect(connection: Connection, key: bytes, *, facts: Mapping[str, object], timeout_s: float = HANDSHAKE_S) -> bool:
-    """Authenticate the listening end, as the one that has connected; False if it does not speak this protocol.
+    """Authenticate the listening end as the connecting one; False if it does not speak this protocol.
 
     Raises:
         JoinError: it refuses this end, or does not know the key.
@@ -76,10 +79,10 @@ def connect(connection: Connection, key: bytes, *, facts: Mapping[str, object], 
 
 
 def read_key(file: str, *, is_loopback: bool, given_as: str) -> bytes:
-    """The content of a file that only its owner can read; empty if none is given, which a loopback address allows.
+    """Read a key from a file that only its owner can access; on loopback the file is optional and the key empty.
 
     Raises:
-        ConfigError: it is missing, unreadable, readable for others, or too short.
+        ConfigError: the file is missing, unreadable, accessible to others, or too short.
     """
     if not file:
         if is_loopback:
@@ -99,25 +102,29 @@ def read_key(file: str, *, is_loopback: bool, given_as: str) -> bytes:
         raise ConfigError(f"{given_as}={file} can be read by other users of this machine; run 'chmod 600 {file}'.")
     if len(content) < _MIN_KEY_BYTES:
         raise ConfigError(
-            f"{given_as}={file} holds {len(content)} bytes; expected are {_MIN_KEY_BYTES} at least, such as those of 'openssl rand -hex 32'."
+            f"{given_as}={file} holds {len(content)} bytes; expected are {_MIN_KEY_BYTES} at least, "
+            "such as those of 'openssl rand -hex 32'."
         )
     return content
 
 
 def _disagreement(mine: Mapping[str, object], theirs: object) -> str:
-    """The first fact that differs, as a sentence; empty if none does."""
+    """A sentence about the first fact that differs; empty if all agree."""
     if not isinstance(theirs, dict):
         return "the connecting machine does not speak FedSign's protocol."
     for name, value in mine.items():
         if theirs.get(name) != value:
-            return f"the connecting machine has {name} {theirs.get(name)}, but the listening one has {value}; install the same versions on both."
+            return (
+                f"the connecting machine has {name} {theirs.get(name)}, but the listening one has {value}; "
+                "install the same versions on both."
+            )
     return ""
 
 
 def _proof(connection: Connection, key: bytes, role: str, listening_nonce: object, connecting_nonce: object) -> str:
     text = json.dumps(
         [role, listening_nonce, connecting_nonce, connection.certificate]
-    )  # unambiguous, unlike strings that are joined
+    )  # JSON, because plain concatenation is ambiguous
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 

@@ -1,9 +1,10 @@
-"""Child processes that are spoken to over a connection.
+"""Child processes with a connection to their parent.
 
-They are commands of their own, not `multiprocessing`'s: a user's script needs no `if __name__ == "__main__"`, and a notebook works too.
-A child's standard input is its end of a socket pair, which it moves away first; what it prints goes to its log.
+They are started as commands, without `multiprocessing`, so user scripts need no `if __name__ == "__main__"`, and
+notebooks work.  A child's standard input is its end of a socket pair, which it moves to another descriptor first.  Its
+output goes to its log.
 
-A child ends when its parent does, however the parent ends: the kernel closes the parent's end of the socket pair.
+A child ends with its parent, however the parent ends: the kernel then closes the parent's end of the socket pair.
 """
 
 import importlib
@@ -34,7 +35,7 @@ _TERMINATION_S = 10.0
 
 
 class ChildProcess:
-    """A process that runs `main(parent: Connection)` of a module, seen from its parent; it ends when nothing refers to it any more."""
+    """A process that runs a module's `main(parent: Connection)`; it is ended when this object is garbage-collected."""
 
     def __init__(
         self,
@@ -45,19 +46,19 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
         ends_with: int | None = None,
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             descriptors: Open files that it inherits under the same numbers.
-            environment: Variables that it gets in addition to those of this process.
-            ends_with: The process with which it ends, if that is not this one.
+            environment: Additional environment variables.
+            ends_with: The process with which it ends; this one by default.
         """
         self.log = log
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours)
         try:
             with theirs, log.open("ab") as file:
-                # a session of its own: Ctrl-C is for the command, which ends its children
+                # its own session, so that Ctrl-C reaches only the parent, which ends its children
                 self.process = subprocess.Popen(
                     [sys.executable, "-P", "-c", _PROGRAM, module, str(ends_with or ""), json.dumps(sys.path)],
                     stdin=theirs.fileno(),
@@ -75,13 +76,13 @@ class ChildProcess:
             self._end.detach()
 
     def close(self) -> None:
-        """End it, unless it ends with another process: ask, then insist."""
+        """Terminate the process, and kill it after a grace period, unless it ends with another process."""
         if self._end.alive:
             _close(self.process, self.connection)
-            self._end.detach()  # only now: Ctrl-C may have interrupted it
+            self._end.detach()  # only now, since Ctrl-C may interrupt _close
 
     def exit_reason(self) -> str:
-        """How a process whose connection is lost has ended, as the middle of a sentence."""
+        """How a process whose connection was lost has ended, as part of a sentence."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_TERMINATION_S)
         self.close()
@@ -91,7 +92,7 @@ class ChildProcess:
 
 
 def close_all(children: Collection[ChildProcess]) -> None:
-    """End them at once, and wait for each."""
+    """Terminate all children, then wait for each."""
     for child in children:
         child.process.terminate()
     for child in children:
@@ -101,12 +102,12 @@ def close_all(children: Collection[ChildProcess]) -> None:
 def serve(module: str, ends_with: str) -> None:
     """Run a module's `main` in a child process."""
     parent = Connection(socket.socket(fileno=os.dup(0)))
-    with open(os.devnull) as nothing:  # noqa: PTH123 - what reads standard input must not take messages away
+    with open(os.devnull) as nothing:  # noqa: PTH123 - code that reads standard input must not consume messages
         os.dup2(nothing.fileno(), 0)
     if ends_with:
         end_with(int(ends_with))
     else:
-        _end_after(parent.fileno(), 0)  # data are not reported, only the end
+        _end_after(parent.fileno(), 0)  # wait for hang-up only, not for data
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     companions.import_packages()
     try:
@@ -125,9 +126,9 @@ def _close(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
 
 
 def end_with(process: int) -> None:
-    """From now on, end this process when another one has ended.  What is on disk is whole at any moment.
+    """From now on, end this process abruptly when another one ends; files on disk stay consistent.
 
-    Flower's processes need this: a main thread that retries a SuperLink that is gone does not notice a request to end.
+    Flower's processes need this: a main thread that keeps retrying a lost SuperLink ignores requests to end.
     """
     try:
         _end_after(os.pidfd_open(process), select.POLLIN)

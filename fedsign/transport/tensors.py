@@ -1,11 +1,11 @@
-"""Tensors in memory that several processes see: files without a name, where in them each tensor lies, and messages with tensors.
+"""Tensors in shared memory: anonymous files, the layout of tensors in them, and messages with tensors.
 
-[Note: files without a name] `memfd_create` gives memory that is reached by a file descriptor alone.  A child inherits
-the descriptor; nothing lies in /dev/shm, whose size a container often limits to 64 MiB, and the system takes the
-memory back when the last process that has it dies, however it dies.  A page takes memory once it is written.
+[Note: files without a name] `memfd_create` returns memory that is reachable only through a file descriptor, which a
+child inherits.  Nothing is in /dev/shm, which containers often limit to 64 MiB, and the system frees the memory when
+the last process that has it dies, however it dies.  A page takes memory only once it is written.
 
-[Note: the end of a loan] is told by a weak reference whose callback is a method of a deque, and so runs no line of
-Python: an exception that a signal handler raises in a callback, such as Ctrl-C's, is printed and lost.
+[Note: the end of a loan] A weak reference detects it.  Its callback is a method of a deque, which runs no Python code:
+an exception that a signal handler raises in a Python callback, such as Ctrl-C's, would be printed and lost.
 """
 
 import json
@@ -27,45 +27,47 @@ from fedsign.records import Tensors
 from fedsign.transport.connection import Connection, Message
 
 _ALIGNMENT = 64
-_LARGEST = 16  # models of 8 bytes a number: what is not written takes no memory
-_BLOCK_BYTES = 2**30  # of addresses, not of memory: each mapping costs a descriptor, and the number of these is limited
+_LARGEST = 16  # models of 8 bytes per element; unwritten pages take no memory
+_BLOCK_BYTES = 2**30  # address space, not memory; fewer mappings, since each one costs a descriptor
 
-# slot = one of the equal parts of a file, which holds what one message brings; block = slots that are mapped together
+# slot = an equal part of a file, for the tensors of one message; block = slots that are mapped together
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where tensors lie, in a memory of bytes; with their strides, since the order of a sum may depend on these."""
+    """The layout of tensors in a byte buffer, with strides, since the order of summation may depend on them."""
 
     places: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], int], ...]  # name, dtype, shape, strides, offset
     num_bytes: int
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], *, contiguous: bool = False) -> "Layout":
-        """One for these tensors, each dense and aligned; or contiguous, whatever their strides."""
+        """A layout for these tensors, each dense and aligned; `contiguous` ignores their strides."""
         places, offset = [], 0
         order = torch.contiguous_format if contiguous else torch.preserve_format
         for name, tensor in tensors.items():
-            strides = torch.empty_like(tensor, device="meta", memory_format=order).stride()  # its own if it is dense
+            strides = torch.empty_like(
+                tensor, device="meta", memory_format=order
+            ).stride()  # the tensor's own, if it is dense
             places.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides, offset))
             offset += aligned(tensor.numel() * tensor.element_size())
         return cls(tuple(places), offset)
 
     @staticmethod
-    @lru_cache  # the same few come with every message
+    @lru_cache  # few layouts recur in all messages
     def from_json(text: str) -> "Layout":
-        """What `as_json` gave."""
+        """Parse what `as_json` returned."""
         places, num_bytes = json.loads(text)
         return Layout(
             tuple((name, dtype, tuple(a), tuple(b), offset) for name, dtype, a, b, offset in places), num_bytes
         )
 
     def as_json(self) -> str:
-        """For a message."""
+        """Serialize for a message."""
         return json.dumps([self.places, self.num_bytes])
 
     def read(self, memory: Tensor) -> Tensors:
-        """The tensors that lie in a memory [bytes], uncopied."""
+        """The tensors in a buffer [bytes], as views."""
         found = {}
         for name, dtype, shape, strides, offset in self.places:
             kind: torch.dtype = getattr(torch, dtype)
@@ -73,22 +75,22 @@ class Layout:
         return found
 
     def write(self, tensors: Mapping[str, Tensor], memory: Tensor) -> None:
-        """Copy tensors of this layout into a memory [bytes].
+        """Copy tensors of this layout into a buffer [bytes].
 
         Raises:
-            ReplyError: it is too small.
+            ReplyError: the buffer is too small.
         """
         if self.num_bytes > len(memory):
             raise ReplyError(
-                f"tensors of {self.num_bytes} bytes were to be sent, but expected are {len(memory)} at most, a multiple of the "
-                "model's; let the objective keep or send less."
+                f"tensors of {self.num_bytes} bytes were to be sent, but expected are {len(memory)} at most, "
+                "a multiple of the model's; let the objective keep or send less."
             )
         for name, place in self.read(memory).items():
             place.copy_(tensors[name])
 
 
 def aligned(num_bytes: int, to: int = _ALIGNMENT) -> int:
-    """The next multiple.
+    """Round up to a multiple.
 
     >>> aligned(65), aligned(64)
     (128, 64)
@@ -97,7 +99,7 @@ def aligned(num_bytes: int, to: int = _ALIGNMENT) -> int:
 
 
 class SharedFile:
-    """Slots in a file without a name; see the note.  It maps what is asked for, when it is asked for."""
+    """Slots in an anonymous file, mapped on demand; see [Note: files without a name]."""
 
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
         self.descriptor, self.slot_bytes = descriptor, aligned(max(slot_bytes, 1))
@@ -105,7 +107,7 @@ class SharedFile:
         self._blocks: dict[int, mmap.mmap] = {}
 
     def as_json(self) -> tuple[int, int]:
-        """For a process that has inherited the descriptor: what makes the same file there."""
+        """The arguments that reconstruct the file in a process that inherited the descriptor."""
         return self.descriptor, self.slot_bytes
 
     def memory(self, slot: int) -> Tensor:
@@ -113,7 +115,7 @@ class SharedFile:
         return torch.frombuffer(self.view(slot), dtype=torch.uint8)
 
     def view(self, slot: int) -> memoryview:
-        """A slot as a buffer of its own."""
+        """A slot as a buffer."""
         number, place = divmod(slot, self._slots_per_block)
         if number not in self._blocks:
             num_bytes = self._block_bytes()
@@ -126,25 +128,25 @@ class SharedFile:
 
 
 class _Loan(weakref.ref[memoryview]):
-    """Of a slot, for as long as the view of it is held; see the note."""
+    """The loan of a slot, which ends with the view of it; see [Note: the end of a loan]."""
 
     __slots__ = ("slot",)
     slot: int
 
 
 class Slots(SharedFile):
-    """A file's slots, as the process that made it hands them out; it grows when all are taken."""
+    """The slots of a file, managed by the process that created it; it grows when all are taken."""
 
     def __init__(self, name: str, slot_bytes: int) -> None:
         super().__init__(os.memfd_create(f"fedsign-{name}"), slot_bytes)
-        self._loans: dict[int, _Loan] = {}  # slot -> the last one of it
+        self._loans: dict[int, _Loan] = {}  # slot -> its last loan
         self._ended: deque[_Loan] = deque()
-        self.num_slots = 0  # that were ever in use at once
+        self.num_slots = 0  # high-water mark
 
     def take(self) -> int:
-        """A slot that nobody uses."""
+        """A free slot."""
         if self._ended:
-            return self._ended.pop().slot  # the one used last, whose pages are there
+            return self._ended.pop().slot  # the most recently used one, whose pages are mapped
         number, place = divmod(self.num_slots, self._slots_per_block)
         if place == 0:
             os.ftruncate(self.descriptor, (number + 1) * self._block_bytes())
@@ -152,7 +154,7 @@ class Slots(SharedFile):
         return self.num_slots - 1
 
     def lent(self, slot: int) -> Tensor:
-        """A slot as a tensor [bytes]; it is given back when the last tensor that lies in it is gone."""
+        """A slot as a tensor [bytes]; it becomes free when the last tensor in it is gone."""
         view = self.view(slot)
         loan = _Loan(view, self._ended.append)
         loan.slot = slot
@@ -160,17 +162,17 @@ class Slots(SharedFile):
         return torch.frombuffer(view, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Close the file; tensors that lie in it stay."""
+        """Close the file; tensors in it stay valid."""
         os.close(self.descriptor)
 
 
 def slot_bytes_of(model: Mapping[str, Tensor]) -> int:
-    """Addresses for all that one client may bring or send: its model, what comes besides, and old and new states."""
+    """Address space for a client's model, auxiliary tensors, and old and new states."""
     return 2**20 + _LARGEST * sum(aligned(8 * tensor.numel()) for tensor in model.values())
 
 
 def send_tensors(connection: Connection, message: Message, tensors: Mapping[str, Tensor]) -> None:
-    """Send a message with tensors: over a Unix socket the file that holds them, over others their bytes."""
+    """Send a message with tensors: over a Unix socket as a file descriptor, otherwise as bytes."""
     layout = Layout.of(tensors)
     head = {"message": message, "layout": layout.as_json()}
     with closing(Slots("message", layout.num_bytes)) as file:
@@ -185,7 +187,7 @@ def send_tensors(connection: Connection, message: Message, tensors: Mapping[str,
 
 
 def receive_tensors(connection: Connection, *, max_bytes: int) -> tuple[Message, Tensors] | None:
-    """Receive what `send_tensors` sent; None if the peer is gone, or has sent more than `max_bytes` of tensors."""
+    """Receive what `send_tensors` sent; None if the peer is lost or sends more than `max_bytes` of tensors."""
     head = connection.receive()
     if head is None:
         return None
@@ -197,7 +199,7 @@ def receive_tensors(connection: Connection, *, max_bytes: int) -> tuple[Message,
         descriptor = connection.receive_descriptor()
         if descriptor is None:
             return None
-        with open(descriptor):  # noqa: PTH123 - which closes it
+        with open(descriptor):  # noqa: PTH123 - to close it
             memory = SharedFile(descriptor, layout.num_bytes).memory(0)
     else:
         memory = torch.empty(layout.num_bytes, dtype=torch.uint8)

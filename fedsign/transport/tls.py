@@ -1,7 +1,8 @@
-"""TLS 1.3 between machines of a silo, without a CA: the key that both know vouches for the certificate.
+"""TLS 1.3 between the machines of a silo without a CA: a shared key authenticates the certificate.
 
-The listening end makes a certificate for each process.  The connecting end takes any, and both bind its SHA-256 digest into the
-proofs of `fedsign.transport.handshake`.  Who stands between them has to show another certificate, whose digest the proofs do not have.
+The listening end creates a certificate per process.  The connecting end accepts any certificate, and both bind its
+SHA-256 digest into the proofs of `fedsign.transport.handshake`.  A man in the middle must present another certificate,
+so the proofs do not match.
 """
 
 import datetime
@@ -13,16 +14,16 @@ from functools import cache
 from fedsign.transport.connection import Connection
 from fedsign.transport.handshake import HANDSHAKE_S
 
-_VALID = datetime.timedelta(days=3650)  # nobody looks: it lasts as long as its process
+_VALID = datetime.timedelta(days=3650)  # never checked; a certificate lives as long as its process
 
 
 def secure(connection: Connection, *, is_listening: bool, timeout_s: float = HANDSHAKE_S) -> bool:
-    """Encrypt a connection, before the handshake that authenticates it; False if the peer does not speak TLS in time."""
+    """Encrypt a connection before the handshake authenticates it; False if the peer does not speak TLS in time."""
     context, certificate = _listening() if is_listening else (_connecting(), "")
     with connection.deadline(timeout_s):
         try:
             connection.encrypt(context, is_listening=is_listening)
-        except (OSError, ValueError):  # ValueError: another thread has closed it
+        except (OSError, ValueError):  # ValueError: closed by another thread
             return False
     connection.certificate = connection.certificate or certificate
     return True
@@ -32,14 +33,14 @@ def secure(connection: Connection, *, is_listening: bool, timeout_s: float = HAN
 def _connecting() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the handshake's proofs verify it
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the handshake verifies the certificate
     return context
 
 
 @cache
 def _listening() -> tuple[ssl.SSLContext, str]:
-    """With the digest of its certificate."""
-    from cryptography import x509  # not on machines that only connect
+    """The listening context, and the digest of its certificate."""
+    from cryptography import x509  # not needed on machines that only connect
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -50,7 +51,7 @@ def _listening() -> tuple[ssl.SSLContext, str]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # see [Note: TLS] in fedsign.transport.connection
-    with tempfile.NamedTemporaryFile() as file:  # its owner's alone, and gone at once
+    with tempfile.NamedTemporaryFile() as file:  # readable by the owner only, deleted right after
         file.write(private + made.public_bytes(pem))
         file.flush()
         context.load_cert_chain(file.name)
