@@ -1,1 +1,1 @@
-"""Pictures and pages, made from results on disk only."""
+"""Figures and pages, created from results on disk alone."""

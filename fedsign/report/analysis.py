@@ -1,10 +1,10 @@
-"""What an analysis found, on disk: numbers as JSON, arrays as npz, figures as SVG, PDF and PNG.
+"""Results of an analysis on disk: numbers as JSON, arrays as npz, figures as SVG, PDF, and PNG.
 
-FOLDER/<kind>.json          facts, one row for each curve, a summary
-FOLDER/<kind>.npz           the arrays behind it
-FOLDER/<kind>-<what>.*      the figures, as they go into a paper
+FOLDER/<kind>.json          facts, one row per curve, a summary
+FOLDER/<kind>.npz           the arrays behind them
+FOLDER/<kind>-<what>.*      the figures, ready for a paper
 
-The same finding gives the same bytes.
+The same result gives the same bytes.
 """
 
 import math
@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What was looked at (`facts`), and what was seen; `rows` and `summary` hold plain numbers and texts."""
+    """The result of an analysis: `facts` about its target, `rows` and `summary` of plain values, and arrays."""
 
     kind: str
     name: str
@@ -42,17 +42,17 @@ class Found:
 
     @property
     def figures(self) -> Mapping[str, figures.Draw]:
-        """What a figure shows -> what draws it with matplotlib."""
+        """Figure name -> function that draws it with matplotlib."""
         return self.drawn_by(self) if self.drawn_by else {}
 
     def frame(self) -> "pd.DataFrame":
-        """The summary as a DataFrame; without one the rows, and without these the facts as one row."""
+        """The summary as a DataFrame; if empty, the rows; if empty, the facts as one row."""
         import pandas as pd
 
         return pd.DataFrame([*(self.summary or self.rows or [self.facts])])
 
     def write(self, folder: Path | str) -> list[Path]:
-        """Write numbers, arrays and figures into a folder, which is made if need be.
+        """Write numbers, arrays, and figures into a folder, which is created if necessary.
 
         Raises:
             ResultsError: the folder cannot be written.
@@ -68,11 +68,11 @@ class Found:
         return written
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the figures, or the numbers of an analysis that has none."""
+        """For notebooks: the figures, or the table if there are none."""
         return "".join(map(figures.svg, self.figures.values())) or self.frame().to_html()
 
     def as_json(self) -> dict[str, Any]:
-        """All but the arrays; what is not finite is null."""
+        """Everything except the arrays; non-finite values become null."""
         told: dict[str, Any] = _plain(
             {"kind": self.kind, "name": self.name, "facts": self.facts, "summary": self.summary, "curves": self.rows}
         )
@@ -80,7 +80,7 @@ class Found:
 
 
 def read_found(path: Path) -> Found:
-    """What `Found.write` wrote, by its .json file; figures are not drawn from it again.
+    """Read what `Found.write` wrote, by its .json file; its figures cannot be redrawn.
 
     Raises:
         ResultsError: it cannot be read.
@@ -101,7 +101,7 @@ def read_found(path: Path) -> Found:
 
 
 def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    with path.open("wb") as file:  # a name would get .npz at its end
+    with path.open("wb") as file:  # given a name, np.savez would append .npz
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 

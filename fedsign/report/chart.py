@@ -1,6 +1,6 @@
-"""A chart, described once: its series, its axes, and what is written beside them, in the words of matplotlib and Vega.
+"""The description of a chart: series, axes, and texts, in the terms of matplotlib and Vega.
 
-`fedsign.report.figures` draws a description with matplotlib, for papers and files; `fedsign.report.plots` puts it on a page.
+`fedsign.report.figures` draws it with matplotlib for papers and files; `fedsign.report.plots` renders it on a page.
 """
 
 import math
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 LARGEST = 1e150
-"""Beyond this a value is not drawn: differences and powers of it would overflow."""
+"""Larger values are not drawn: their differences and powers would overflow."""
 
 COLORS = ("#17559c", "#b4500b", "#0b7a5a", "#8a3fa8", "#a3195b", "#6b6200", "#0b7285", "#5c6068")
-"""On paper; a page has these for light and others for dark, as --c1 to --c8 of tokens.css."""
+"""Colors on paper and on light pages; pages define them, and others for dark mode, as --c1 to --c8 in tokens.css."""
 
 DASHES = ((), (8, 4), (2.5, 3.5), (10, 3.5, 2.5, 3.5), (5, 3), (14, 4), (8, 3, 2, 3, 2, 3), (1, 3, 5, 3))
 """Line styles in pixels; the first is solid."""
 
-_SMALLEST = 1e-300  # below this a difference has no logarithm, or steps without digits
+_SMALLEST = 1e-300  # smaller differences lose their digits or their logarithm
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 Values = Sequence[float | None]
@@ -25,9 +25,9 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """What values mean, and from where to where they are drawn: as far as the data go, if there are no `limits`.
+    """An axis: label, scale, and `limits`, by default those of the data.
 
-    An axis of `categories` names the positions 0, 1, 2..., from top to bottom; the `headings` among them have no marks.
+    `categories` names the positions 0, 1, 2..., from top to bottom; the `headings` among them have no marks.
     """
 
     label: str = ""
@@ -46,7 +46,7 @@ class Axis:
         return [tick for tick in found if low <= tick <= high]
 
     def place(self, value: float) -> float:
-        """Where a value is: 0 at the lower limit, 1 at the upper one."""
+        """The relative position of a value: 0 at the lower limit, 1 at the upper one."""
         low, high = self.limits or (0.0, 1.0)
         if self.scale != "linear":
             value, low, high = (math.log10(max(each, low)) for each in (value, low, high))
@@ -55,10 +55,10 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """Marks of one name; None leaves a gap.
+    """Marks with a common name; None leaves a gap.
 
-    `low` and `high` are intervals of the values: a band around a line, whiskers of a point; a bar begins at `low`, or at 0.
-    The values of lines are `y`; where `y` has categories, values are `x`.
+    `low` and `high` are intervals: a band around a line, whiskers of a point.  A bar begins at `low`, or at 0.  The
+    values of lines are `y`; if the y axis has categories, the values are `x`.
     """
 
     name: str
@@ -67,24 +67,24 @@ class Series:
     low: Values = ()
     high: Values = ()
     mark: Literal["line", "point", "bar"] = "line"
-    color: int = 0  # with the ninth, colors begin again
-    marker: str = ""  # matplotlib's name of a point's shape
-    is_faint: bool = False  # thin, behind the others
-    is_open: bool = False  # a point that is not filled
-    labels: Sequence[str] = ()  # beside the marks
+    color: int = 0  # index into COLORS, cyclic
+    marker: str = ""  # matplotlib's name of the marker
+    is_faint: bool = False  # thin, in the background
+    is_open: bool = False  # unfilled point
+    labels: Sequence[str] = ()  # texts beside the marks
 
     @property
     def dashes(self) -> tuple[float, ...]:
-        """Of the line: the ninth has the first's color and other dashes."""
+        """The line style; when colors repeat, dashes differ."""
         return () if self.is_faint else DASHES[(self.color + self.color // len(COLORS)) % len(DASHES)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """What is drawn under a title.
+    """A chart with a title.
 
-    `rules` are lines across the chart at values of `x`, with their names; `description` is the text alternative;
-    `text` explains the chart and `note` says what went wrong.
+    `rules` are named lines across the chart at values of `x`; `description` is the text alternative; `text` explains
+    the chart; `note` reports a problem.
     """
 
     title: str
@@ -98,17 +98,17 @@ class Chart:
 
     @property
     def names(self) -> list[str]:
-        """Of the legend."""
+        """The names in the legend."""
         return list(dict.fromkeys(series.name for series in self.series))
 
 
 def drawable(values: Iterable[float | None]) -> list[float | None]:
-    """The values, without those that cannot be drawn."""
+    """The values, with None for those that cannot be drawn."""
     return [None if value is None or not abs(value) <= LARGEST else value for value in values]
 
 
 def value_axis(values: Iterable[float | None], *, label: str = "", percent: bool = False) -> Axis:
-    """An axis for a curve: from 0 where that costs little, logarithmic where one value dwarfs the rest."""
+    """An axis for a curve: from 0 if that costs little space, logarithmic if one value dwarfs the rest."""
     ordered = sorted(value for value in drawable(values) if value is not None) or [0.0, 1.0]
     low, high = ordered[0], ordered[-1]
     is_log = low > 0 and high > 50 * ordered[len(ordered) // 2]
@@ -119,20 +119,20 @@ def value_axis(values: Iterable[float | None], *, label: str = "", percent: bool
 
 
 def span(values: Iterable[float], *, label: str) -> Axis:
-    """An axis that ends with the data, such as one of rounds."""
+    """An axis with the limits of the data, such as rounds."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     return Axis(label=label, limits=(low, high) if low < high else (low - 1, high + 1))
 
 
 def bar_chart(title: str, y: Axis, bars: Sequence[Series]) -> Chart:
-    """Bars from 0, whose numbers stand beside them."""
+    """Bars from 0, with their values beside them."""
     largest = max((value for bar in bars for value in bar.x if value), default=1.0)
     said = "; ".join(f"{bar.name}: {', '.join(bar.labels)}" for bar in bars)
     return Chart(title=title, series=bars, x=Axis(limits=(0.0, largest)), y=y, description=said)
 
 
 def trailing_mean(values: Values, *, last: int = 5) -> list[float | None]:
-    """Mean over each round and those before it; None where one of them is missing.
+    """Mean over each round and the previous ones; None if one of them is missing.
 
     >>> trailing_mean([1.0, 3.0, None, 5.0], last=2)
     [1.0, 2.0, None, None]
@@ -161,7 +161,7 @@ def nice_ticks(low: float, high: float, *, at_most: int = 6) -> list[float]:
     while True:
         for factor in _STEPS:
             step = factor * power
-            # a bound that is a tick but for rounding must not cost another one
+            # tolerance: a limit that equals a tick up to rounding must not add another tick
             first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
             if last - first + 1 <= at_most:
                 last = max(last, first + 1)
@@ -176,8 +176,8 @@ def decades(low: float, high: float, *, at_most: int = 6) -> list[float]:
     [0.1, 10.0, 1000.0, 100000.0]
     """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    # the logarithm of a value next to a power of ten is rounded to that power
-    first = max(first - (float(f"1e{first}") > low), -307)  # smaller ones have few digits, or none
+    # log10 may round a value next to a power of ten to that power
+    first = max(first - (float(f"1e{first}") > low), -307)  # smaller floats are subnormal
     last += float(f"1e{last}") < high
     last = max(last, first + 1)
     stride = math.ceil((last - first) / (at_most - 1))

@@ -1,7 +1,7 @@
-"""Charts drawn by matplotlib, as figures of a paper: type of 8 points, and the same bytes for the same numbers.
+"""Draw charts with matplotlib as paper figures: 8-point type, and the same bytes for the same numbers.
 
-The style is set for the time of a figure only; the caller's settings of matplotlib are left alone.  Figures are
-made without pyplot, so no window and no list of open figures is involved.
+The style applies only while a figure is drawn; the caller's matplotlib settings do not change.  Figures do not use
+pyplot, so there are no windows and no global list of figures.
 """
 
 import io
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-COLUMN, PAGE = 3.3, 6.9  # inches: one column of a two-column page, and both
-_ROW, _LEGEND_ROW = 0.18, 0.14  # inches that a category and a line of the legend take up
+COLUMN, PAGE = 3.3, 6.9  # inches: one column of a two-column page, and the full width
+_ROW, _LEGEND_ROW = 0.18, 0.14  # inches per category, per line of the legend
 _LONGEST_NAME = 26
 
 _STYLE: Mapping[str, Any] = {
-    "font.family": ["STIXGeneral", "DejaVu Serif", "DejaVu Sans"],  # what the first lacks, such as ₀, the next has
+    "font.family": ["STIXGeneral", "DejaVu Serif", "DejaVu Sans"],  # fallbacks for missing glyphs, such as ₀
     "mathtext.fontset": "stix",
     "font.size": 8,
     "axes.titlesize": 8,
@@ -77,14 +77,14 @@ Draw = Callable[[], "Figure"]
 
 
 def check_name(path: Path, *others: str) -> None:
-    """Raise ConfigError unless the name says which kind of picture is wanted."""
+    """Raise ConfigError unless the name has the suffix of a known format."""
     if path.suffix.lower() not in (*SUFFIXES, *others):
         raise ConfigError(f"--out {path} was given; expected is a name that ends in {', '.join((*SUFFIXES, *others))}.")
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look of a paper's figures, for a while, on top of matplotlib's own defaults."""
+    """Apply the paper style temporarily, on top of matplotlib's defaults."""
     import matplotlib
 
     settings: Any = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
@@ -94,14 +94,14 @@ def style() -> Iterator[None]:
 
 
 def write(draw: Draw, *paths: Path) -> list[Path]:
-    """Draw a figure and write it in the formats that the names end in: nothing in a file depends on when or where."""
+    """Draw a figure and write it in the formats given by the suffixes; files do not depend on time or place."""
     with style(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure = draw()
         for path in paths:
             replace_file(path, partial(_save, figure, format=path.suffix[1:].lower()))
     missing = {found[1] for each in caught if (found := _MISSING_GLYPH.match(str(each.message)))}
-    if missing:  # in a name that a user gave
+    if missing:  # in names given by users
         _log.warning("%s: no font here has %s; boxes stand for them", paths[0].stem, ", ".join(sorted(missing)))
     for each in caught:
         if not _MISSING_GLYPH.match(str(each.message)):
@@ -110,11 +110,11 @@ def write(draw: Draw, *paths: Path) -> list[Path]:
 
 
 def svg(draw: Draw) -> str:
-    """A figure as the SVG element of a page."""
+    """A figure as an inline SVG element."""
     text = io.StringIO()
     with style():
         _save(draw(), text, format="svg")
-    return text.getvalue()[text.getvalue().index("<svg") :]  # without the declaration of a file
+    return text.getvalue()[text.getvalue().index("<svg") :]  # without the XML declaration
 
 
 def _save(figure: "Figure", path: Path | io.StringIO, format: str) -> None:
@@ -124,7 +124,7 @@ def _save(figure: "Figure", path: Path | io.StringIO, format: str) -> None:
 
 
 def empty(height: float, *, width: float = COLUMN) -> "Figure":
-    """Without axes yet."""
+    """A figure without axes."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -133,10 +133,10 @@ def empty(height: float, *, width: float = COLUMN) -> "Figure":
 def draw(
     *charts: Chart, height: float = 2.1, width: float = 0, columns: int = 0, legend: str = "", titled: bool = False
 ) -> "Figure":
-    """Draw charts, within `style()`: a panel each, in `columns`, under one legend with a title.
+    """Draw charts as panels in `columns` under a common legend; call it within `style()`.
 
-    `height` is that of a panel; categories add to it. Without a `width` one panel takes a column of the page, and
-    several take both.  A chart alone has a title only if it is to be `titled`.
+    `height` is the height of a panel without categories.  By default a single panel is one column wide, several take
+    the full width.  A single chart has a title only if `titled`.
     """
     columns = columns or len(charts)
     rows = -(-len(charts) // columns)
@@ -170,12 +170,12 @@ def draw(
 
 
 def one_line(text: str) -> str:
-    """A name on one line, cut where it is long."""
+    """A name on one line, shortened if necessary."""
     return shortened(" ".join(text.split()), _LONGEST_NAME)
 
 
 def _panel(axes: "Axes", chart: Chart) -> None:
-    names = {chart.title, *chart.y.categories}  # what stands in the chart needs no legend
+    names = {chart.title, *chart.y.categories}  # labels in the chart need no legend
     for series in chart.series:
         is_shown = not series.is_faint and series.name not in names
         look = {"color": COLORS[series.color % len(COLORS)], "label": one_line(series.name) if is_shown else "_"}
@@ -188,7 +188,7 @@ def _panel(axes: "Axes", chart: Chart) -> None:
     _axis(axes, "x", chart.x)
     _axis(axes, "y", chart.y)
     _texts(axes, chart)
-    if chart.y.categories and not chart.x.label:  # the numbers stand beside the bars, so an axis would say nothing new
+    if chart.y.categories and not chart.x.label:  # the values are beside the bars, so the axis would be redundant
         axes.set(xticks=[], xlim=(0, 1.35 * axes.get_xlim()[1]), xlabel=one_line(chart.title))
         axes.spines["bottom"].set_visible(False)
 
@@ -216,7 +216,7 @@ def _bar(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
 
 
 def _texts(axes: "Axes", chart: Chart) -> None:
-    """Behind bars; beside points where most room is left by other points and by the texts so far."""
+    """Labels: after bars; beside points, on the side farthest from other points and earlier labels."""
     labeled = [series for series in chart.series if series.labels and not (series.low and series.mark == "point")]
     marks = [each for series in labeled for each in zip(_numbers(series.x), _numbers(series.y), strict=True)]
     taken = [complex(*axes.transData.transform(mark)) for mark in marks]
@@ -253,7 +253,7 @@ def _axis(axes: "Axes", which: str, axis: Axis) -> None:
     if axis.scale != "linear":
         axes.set(**{f"{which}scale": "log"})
         drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        drawn.set_minor_formatter(LogFormatter(labelOnlyBase=False))  # none but on short axes
+        drawn.set_minor_formatter(LogFormatter(labelOnlyBase=False))  # labels minor ticks only on short axes
     if axis.scale == "log2":
         drawn.set_major_locator(LogLocator(base=2, numticks=6))
         drawn.set_minor_locator(LogLocator(base=2, subs=()))
@@ -278,7 +278,7 @@ def _axis(axes: "Axes", which: str, axis: Axis) -> None:
 
 
 def _numbers(values: Values) -> "NDArray[np.float64]":
-    """What is no number, or too large to draw, is NaN."""
+    """Values as an array; missing or undrawable ones become NaN."""
     import numpy as np
 
     return np.asarray(drawable(values), dtype=np.float64)

@@ -1,8 +1,7 @@
-"""report.html: one run on one page, in one file; and its card, as a notebook shows it.
+"""report.html, one run in one self-contained file, and the run's card for notebooks.
 
-The page loads nothing: style and pictures stand in it, so that it can be mailed, archived and opened
-years later.  It is made from results on disk only, without torch, Flower or matplotlib, and looks the
-same whenever it is made again.
+The page loads nothing: styles and pictures are inlined, so it can be mailed, archived, and opened years later.  It is
+rendered from results on disk alone, without torch, Flower, or matplotlib, and renders the same every time.
 """
 
 from pathlib import Path
@@ -17,7 +16,7 @@ _NUM_CARD_FACTS = 7
 
 
 def write_report(folder: RunFolder, *, live: bool = False) -> Path:
-    """Write the page of a run into its folder and return its path; `live`: a browser that shows it loads it again.
+    """Write the page of a run into its folder and return its path; a `live` page reloads itself in the browser.
 
     Raises:
         ResultsError: the run cannot be read.
@@ -28,7 +27,7 @@ def write_report(folder: RunFolder, *, live: bool = False) -> Path:
 
 
 def render(run: summary.Run, *, live: bool = False) -> str:
-    """The page as text."""
+    """Render the page."""
     added = sections(run)
     return template.render(
         TEMPLATE,
@@ -51,10 +50,9 @@ def render(run: summary.Run, *, live: bool = False) -> str:
 
 
 def render_card(folder: RunFolder) -> str:
-    """The main figures of a run and its first learning curve, in a few lines of HTML.
+    """Render the main metrics of a run and its first learning curve as a few lines of HTML.
 
-    The picture is the static one of the page, with colors that go with light and dark notebooks alike: nothing is asked of
-    the page around it, and nothing of it is changed.
+    The picture is the page's static one, in colors for light and dark notebooks, independent of the surrounding page.
 
     Raises:
         ResultsError: the run cannot be read.

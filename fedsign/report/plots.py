@@ -1,8 +1,8 @@
-"""A chart on a page: the data for the script that draws it, and a static picture for print and for browsers without scripts.
+"""Charts on a page: data for the script that draws them, and a static picture for print and browsers without scripts.
 
-The script is uPlot (MIT, https://github.com/leeoniya/uPlot, `uplot/`), bound to the page by `plots.js`.  In the static picture lines are
-paths in a box of 1000 x 1000 that is stretched to the page's width; all text is HTML beside it, and the stylesheet has the colors.
-A chart of categories is a list that needs no script: its values stand beside the marks.
+The script is uPlot (MIT, https://github.com/leeoniya/uPlot, in `uplot/`), bound to the page by `plots.js`.  In the
+static picture, lines are paths in a 1000 x 1000 box that is stretched to the page; all text is HTML, and the stylesheet
+defines the colors.  A chart with categories is a list and needs no script, since its values are beside the marks.
 """
 
 import base64
@@ -20,26 +20,26 @@ from markupsafe import Markup
 from fedsign.report.chart import COLORS, Axis, Chart, Series, drawable
 from fedsign.report.wording import NARROW_SPACE, figure
 
-_SIDE = 1000  # of the box of paths
-_DATA_POINTS, _PATH_POINTS = 3000, 1500  # of a chart, which bounds the size of a page
+_SIDE = 1000  # of the box
+_DATA_POINTS, _PATH_POINTS = 3000, 1500  # per chart, to bound the size of a page
 
 Point = tuple[float, float | None, float | None, float | None]
 """x, y, low, high."""
 
 
 def scripts() -> Markup:
-    """uPlot, and what binds it to the page."""
+    """uPlot and the code that binds it to the page."""
     return Markup(_file("uplot/uPlot.iife.min.js") + _file("plots.js"))
 
 
 @cache
 def script_hash() -> str:
-    """The scripts' name in a Content-Security-Policy, under which no other script runs."""
+    """The hash of the scripts for a Content-Security-Policy that allows no others."""
     return "sha256-" + base64.b64encode(hashlib.sha256(scripts().encode()).digest()).decode()
 
 
 def legend(chart: Chart) -> list[tuple[str, Series, str]]:
-    """Name, a series of that name, and its last value; of several faint ones the lowest and the highest."""
+    """Name, a series of that name, and its last value; for several series the lowest and the highest."""
     entries = []
     for name in chart.names:
         of_name = [series for series in chart.series if series.name == name]
@@ -48,19 +48,19 @@ def legend(chart: Chart) -> list[tuple[str, Series, str]]:
         last = sorted(values[-1] for values in known if values)
         ends = [figure(value, percent=chart.y.percent) for value in last[:1] + last[1:][-1:]]
         entries.append((name, shown[0], " – ".join(ends)))
-    if len(entries) > 1 and len({value for _, _, value in entries}) == 1:  # it tells no line from another
+    if len(entries) > 1 and len({value for _, _, value in entries}) == 1:  # equal values do not distinguish the lines
         return [(name, series, "") for name, series, _ in entries]
     return entries
 
 
 def ticks(axis: Axis, at_most: int = 6) -> list[tuple[float, str]]:
-    """Place in percent, and text."""
+    """Position in percent, and label, of each tick."""
     factor, unit = (100, f"{NARROW_SPACE}%") if axis.percent else (1, "")
     return [(100 * axis.place(tick), f"{factor * tick:,.6g}{unit}".replace("-", "−")) for tick in axis.ticks(at_most)]
 
 
 def paths(chart: Chart) -> list[tuple[str, Series, str]]:
-    """Class, series and path data: bands behind lines, in the order of the series."""
+    """CSS class, series, and path data: first the bands, then the lines."""
     bands, lines = [], []
     for series in chart.series:
         points = _shown(series, _PATH_POINTS // len(chart.series))
@@ -69,7 +69,7 @@ def paths(chart: Chart) -> list[tuple[str, Series, str]]:
             ["L".join(_at(chart, point[0], point[column]) for point in part) for part in segments]
             for column in (1, 2, 3)
         )
-        # a point alone becomes a line of no length, drawn by its round cap
+        # an isolated point becomes a line of length 0, drawn by its round cap
         drawn = ["M" + path + ("" if "L" in path else "h0") for path in line]
         lines.append(("line faint" if series.is_faint else "line", series, "".join(drawn)))
         if series.low:
@@ -80,7 +80,7 @@ def paths(chart: Chart) -> list[tuple[str, Series, str]]:
 
 
 def rows(chart: Chart) -> list[dict[str, Any]]:
-    """The categories from top to bottom, with their marks: places in percent, and the text beside them."""
+    """The categories from top to bottom, with their marks: positions in percent and labels."""
     found: list[dict[str, Any]] = [
         {"name": name, "is_heading": index in chart.y.headings, "marks": []}
         for index, name in enumerate(chart.y.categories)
@@ -96,7 +96,7 @@ def rows(chart: Chart) -> list[dict[str, Any]]:
 
 
 def data(chart: Chart) -> Markup:
-    """All that the script draws, as JSON that may stand in an element of HTML."""
+    """The script's data, as JSON that is safe inside an HTML element."""
     names, columns = chart.names, dict[tuple[float, ...], int]()
     series = []
     for each in chart.series:
@@ -123,7 +123,7 @@ def data(chart: Chart) -> Markup:
 
 
 def points_of(series: Series) -> list[Point]:
-    """The points of a line in their order; what cannot be drawn is a gap, and without an interval its ends are the value."""
+    """The points of a line; undrawable values become gaps, and missing intervals have zero width."""
     columns = (drawable(column) for column in (series.y, series.low, series.high))
     return [
         (x or 0.0, y, y if low is None else low, y if high is None else high)
@@ -132,7 +132,7 @@ def points_of(series: Series) -> list[Point]:
 
 
 def thin(points: Sequence[Point], *, at_most: int) -> list[Point]:
-    """Keep the lowest and the highest point of every stretch, and a gap, so that neither a spike nor a gap gets lost."""
+    """Thin out points: keep the lowest, the highest, and a gap of every stretch, so no spike or gap is lost."""
     if len(points) <= at_most:
         return list(points)
     size = math.ceil(2 * len(points) / at_most)
@@ -146,12 +146,12 @@ def thin(points: Sequence[Point], *, at_most: int) -> list[Point]:
 
 
 def _shown(series: Series, at_most: int) -> list[Point]:
-    """So many numbers of a series."""
+    """The points of a series, limited to `at_most` numbers."""
     return thin(points_of(series), at_most=at_most // (3 if series.low else 1))
 
 
 def _at(chart: Chart, x: float, y: float | None) -> str:
-    height = min(max(chart.y.place(y or 0.0), -9.0), 10.0)  # beyond the picture nothing is seen
+    height = min(max(chart.y.place(y or 0.0), -9.0), 10.0)  # clipped far outside of the picture
     return f"{_SIDE * chart.x.place(x):.0f} {_SIDE * (1 - height):.0f}"
 
 

@@ -1,7 +1,7 @@
-"""The clients in one picture: how many samples each has, of which classes, and how often it took part in training, if there was any.
+"""The clients in one picture: samples, classes, and how often each took part in training.
 
-A column is a client.  Shades of one color instead of a color for each class: this reads the same
-for every kind of eye, in gray and with a hundred classes.
+Each column is a client.  Shades of a single color, instead of one color per class, also work in grayscale, for
+color-blind readers, and with a hundred classes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,16 @@ SHADES = 6
 
 _NAMED_CLASSES = 5
 _LONGEST_NAME = 12
-_LINE = 14.0  # pixels that a name of a class takes up
+_LINE = 14.0  # height of a class name in pixels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Population:
-    """What the clients hold: `counts` is [clients][classes]; `class_names` is empty for a regression.
+    """The clients' samples: `counts` is [clients][classes]; `class_names` is empty for regression.
 
-    `times_sampled` is empty for a split that was not trained on.  Where not all clients were counted, `clients` are the
-    numbers of those that were, of `num_clients`; of such a population hardly any that is drawn was ever sampled, so
-    `times_sampled` is then of those that took part, and is told but not drawn.  `is_shared`: clients share samples.
+    `times_sampled` is empty if there was no training.  If only some of the `num_clients` clients were counted,
+    `clients` holds their numbers.  Hardly any of them was ever sampled then, so `times_sampled` covers those that took
+    part and appears in the text only.  `is_shared`: clients share samples.
     """
 
     class_names: Sequence[str]
@@ -44,7 +44,7 @@ class Population:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], *, sampled: Mapping[int, int] | None = None, num_rounds: int = 0) -> Self:
-        """From what partition.json holds, and how often each client that took part was sampled, if it was trained."""
+        """Create from the content of partition.json, and after training the number of times each client was sampled."""
         clients = record.get("counted_clients", ())
         times: Sequence[int] = ()
         if sampled is not None:
@@ -61,20 +61,20 @@ class Population:
 
     @property
     def size(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return self.num_clients or len(self.counts)
 
     def number_of(self, row: int) -> int:
-        """The client that a row of `counts` is of."""
+        """The client of a row of `counts`."""
         return self.clients[row] if self.clients else row
 
     @property
     def sizes(self) -> list[int]:
-        """Samples of each client."""
+        """Samples per client."""
         return [sum(row) for row in self.counts]
 
     def shown(self) -> list[int]:
-        """The clients to draw, in drawing order: evenly taken by size where there are too many."""
+        """The clients to draw, in order; if there are too many, an even selection by size."""
         sizes = self.sizes
         by_size = sorted(range(len(self.counts)), key=lambda client: -sizes[client])
         if len(by_size) > self.max_columns:
@@ -88,8 +88,11 @@ class Population:
         return (row.index(largest), -largest / sum(row)) if largest else (len(row), 0.0)
 
     def caption(self) -> str:
-        """What a column is, and which are shown."""
-        said = f"Each column is a client; clients are sorted by {'their most common class' if self.class_names else 'size'}."
+        """The caption: what a column means, and which clients are shown."""
+        said = (
+            "Each column is a client; clients are sorted by "
+            f"{'their most common class' if self.class_names else 'size'}."
+        )
         num = len(self.counts)
         if num > self.max_columns:
             counted = " that were counted" if self.clients else ""
@@ -99,7 +102,7 @@ class Population:
         return said
 
     def size_sentence(self) -> str:
-        """Numbers of samples and classes."""
+        """A sentence about the numbers of samples and classes."""
         sizes = self.sizes
         if self.is_shared:
             said = f"{plural(self.size, 'client')} that draw their samples from the same ones. "
@@ -107,14 +110,17 @@ class Population:
             said = f"{plural(self.size, 'client')} with {plural(sum(sizes), 'training sample')} in all: "
         if self.clients:
             said += f"{plural(len(sizes), 'client')} were counted, evenly spaced from the first to the last: "
-        said += f"{'The' if self.is_shared and not self.clients else 'the'} smallest has {min(sizes):,}, the median {middle(sizes)}, the largest {max(sizes):,}."
+        said += (
+            f"{'The' if self.is_shared and not self.clients else 'the'} smallest has {min(sizes):,}, "
+            f"the median {middle(sizes)}, the largest {max(sizes):,}."
+        )
         if self.class_names:
             held = sum(sum(count > 0 for count in row) for row in self.counts) / len(sizes)
             said += f" A client holds {held:.1f} of the {plural(len(self.class_names), 'class')} on average."
         return said
 
     def participation_sentence(self) -> str:
-        """How often clients were sampled."""
+        """A sentence about how often clients were sampled."""
         times = self.times_sampled
         if not self.num_rounds:
             return "No round was played."
@@ -129,11 +135,11 @@ class Population:
 
     @property
     def is_trained(self) -> bool:
-        """Whether it is drawn how often each client took part."""
+        """Whether to draw how often each client took part."""
         return bool(self.times_sampled) and not self.clients
 
     def description(self, row: int) -> str:
-        """One client: its samples, its most common classes, and how often it took part."""
+        """A text about one client: samples, most common classes, and participation."""
         counts = self.counts[row]
         said = f"client {self.number_of(row)}: {plural(sum(counts), 'sample')}"
         if self.is_trained:
@@ -148,7 +154,7 @@ class Population:
 
 
 def panels(population: Population) -> list[dict[str, Any]]:
-    """What a page draws, one below the other, in boxes as wide as there are columns."""
+    """The panels of a page from top to bottom, in boxes with one unit per column."""
     shown, names = population.shown(), population.class_names
     drawn = [_bars("samples", [population.sizes[row] for row in shown], 90 if names else 150, "bar")]
     if names:
@@ -174,7 +180,7 @@ def _bars(title: str, values: Sequence[int], height: int, class_: str) -> dict[s
 
 
 def _classes(population: Population, shown: Sequence[int]) -> dict[str, Any]:
-    """One path for all cells of a shade, which keeps a page of a hundred classes small."""
+    """The panel of classes; one path per shade keeps a page with a hundred classes small."""
     names = population.class_names
     row_height = min(18.0, max(3.0, 300.0 / len(names)))
     stride = -(-_LINE // row_height)
@@ -201,7 +207,7 @@ def _classes(population: Population, shown: Sequence[int]) -> dict[str, Any]:
 
 
 def draw_clients(population: Population, *, title: str = "") -> "Figure":
-    """The samples of each client above, its classes below; within `fedsign.report.figures.style()`."""
+    """Draw samples above and classes below; call it within `fedsign.report.figures.style()`."""
     shown, names = population.shown(), population.class_names
     height = (2.4 if names else 1.5) + 0.14 * len(title.splitlines())
     figure = empty(height, width=PAGE if title else COLUMN)
@@ -226,7 +232,7 @@ def draw_clients(population: Population, *, title: str = "") -> "Figure":
 
 
 def _full_share(counts: Sequence[Sequence[int]]) -> tuple[float, bool]:
-    """The share with the darkest shade, and whether a few clients exceed it, who would pale the rest."""
+    """The share of the darkest shade, and whether outliers exceed it, which would wash out the rest."""
     most = sorted(max(row) / sum(row) for row in counts if sum(row))
     if not most:
         return 1.0, False
@@ -235,7 +241,7 @@ def _full_share(counts: Sequence[Sequence[int]]) -> tuple[float, bool]:
 
 
 def _short(name: str, at_most: int) -> str:
-    """Cut out of the middle: names often differ at their ends only.
+    """Cut out the middle of a name, since names often differ only at their ends.
 
     >>> _short("class number 12", 9)
     'clas…r 12'

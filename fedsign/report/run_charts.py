@@ -1,4 +1,4 @@
-"""The curves of a run's page: every metric, the losses, the bytes, and how far the clients drift apart."""
+"""The charts of a run's page: metrics, losses, traffic, and client drift."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ MIN_ROUNDS_TO_SMOOTH = 10
 
 
 def charts(run: Run) -> list[Chart]:
-    """The curves over the rounds: every metric, the losses, the bytes, and how far the clients drift apart."""
+    """The charts over rounds: metrics, losses, traffic, and client drift."""
     drawn = [_metric_chart(run, name) for name in run.metrics]
     losses = {"test": "loss", "training, mean of the clients": "train_loss", "validation": "validation_loss"}
-    # with privacy nobody knows the training's
+    # the training loss is unknown with privacy
     shown = {name: key for name, key in losses.items() if key == "loss" or run.has(key)}
     loss = round_chart(
         run, "Loss", {name: run.values(key) for name, key in shown.items()}, note=_diverged(run, "loss", "train_loss")
@@ -34,7 +34,7 @@ def charts(run: Run) -> list[Chart]:
 
 
 def round_chart(run: Run, title: str, curves: Mapping[str, Values], *, text: str = "", note: str = "") -> Chart:
-    """Curves over the rounds of a run, by their names."""
+    """A chart of named curves over the rounds of a run."""
     series = [
         Series(name=name, x=run.round_numbers, y=values, color=color)
         for color, (name, values) in enumerate(curves.items())
@@ -45,7 +45,7 @@ def round_chart(run: Run, title: str, curves: Mapping[str, Values], *, text: str
 def line_chart(
     title: str, series: Sequence[Series], *, x: str = "round", percent: bool = False, text: str = "", note: str = ""
 ) -> Chart:
-    """Lines over rounds or steps; the text alternative says where each begins and ends."""
+    """A line chart over rounds or steps; the text alternative gives the start and end of each line."""
     values = [value for each in series for value in each.y]
     said = (described(each, percent=percent, x=x) for each in series if not each.is_faint)
     return Chart(
@@ -60,7 +60,7 @@ def line_chart(
 
 
 def described(series: Series, *, percent: bool, x: str) -> str:
-    """What a screen reader says of a line."""
+    """A line's description for screen readers."""
     values = [value for value in drawable(series.y) if value is not None]
     if not values:
         return f"{series.name}: no values"
@@ -82,7 +82,7 @@ def _metric_chart(run: Run, name: str) -> Chart:
 
 
 def _traffic_chart(run: Run) -> list[Chart]:
-    """Bytes that have traveled up to each round, in the unit of the last; nothing where none did."""
+    """Cumulative bytes in a common unit; no chart if nothing was sent."""
     ways = {"server to clients": "bytes_down", "clients to server": "bytes_up"}
     sums = {name: list(itertools.accumulate(value or 0 for value in run.values(key))) for name, key in ways.items()}
     largest = round(max((values[-1] for values in sums.values() if values), default=0))
@@ -95,7 +95,7 @@ def _traffic_chart(run: Run) -> list[Chart]:
 
 
 def _diverged(run: Run, *keys: str) -> str:
-    """A sentence where a value is null: it was not finite (see RunFolder.append)."""
+    """A note about the first null value, which was not finite (see RunFolder.append)."""
     for line in run.rounds:
         missing = [key for key in keys if key in line and line[key] is None]
         if missing:

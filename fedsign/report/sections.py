@@ -1,4 +1,4 @@
-"""What capabilities add to a run's page: sections, and numbers of its head."""
+"""Sections and facts that capabilities add to a run's page."""
 
 import base64
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from fedsign.report.summary import Fact, Run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows of a name and of cells beside it; of `total` rows the first ones may be all that are shown."""
+    """A table of names and cells; `rows` may be only the first ones of `total`."""
 
     heads: Sequence[str]
     rows: Sequence[tuple[str, Sequence[str]]]
     total: int
-    file: str  # which has all of them
+    file: str  # with all rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A figure of a paper on the page, for what no script here draws: an .svg, which stands in the page."""
+    """An SVG figure inlined in the page, for what the page's script cannot draw."""
 
     title: str
     path: Path
@@ -30,13 +30,13 @@ class Picture:
 
     @property
     def source(self) -> str:
-        """As a data URI."""
+        """The picture as a data URI."""
         return "data:image/svg+xml;base64," + base64.b64encode(self.path.read_bytes()).decode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A section of the page; without a title there are its facts only, which stand in the page's head."""
+    """A section of the page.  Facts appear in the page's head; without a title there are only facts."""
 
     title: str = ""
     lead: str = ""
@@ -47,9 +47,9 @@ class Section:
 
 
 def sections(run: Run) -> list[Section]:
-    """Of all capabilities, in the order of their names.
+    """The sections of all capabilities, in the order of their names.
 
-    At the extension point `report_section` are functions `(run) -> Section | None`, with None where a run has nothing
-    of the kind.  They are called for every page: import neither torch nor matplotlib, and NumPy only if need be.
+    The extension point `report_section` takes functions `(run) -> Section | None`; None if the run has no such results.
+    They run for every page, so they must not import torch or matplotlib, and NumPy only if necessary.
     """
     return [section for point in extensions("report_section") if (section := point(run)) is not None]

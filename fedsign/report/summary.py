@@ -1,4 +1,4 @@
-"""What the page says about a run, computed from its folder: plain values for the template."""
+"""The content of a run's page, computed from its folder as plain values for the template."""
 
 import tomllib
 from collections import Counter
@@ -13,12 +13,12 @@ from fedsign.report.population import Population, panels
 from fedsign.storage.results import Line, RunFolder, final_value
 
 LAST = 5
-"""The headline is the mean of this many last rounds."""
+"""The number of last rounds averaged for the headline."""
 
 _MAX_FAILURES = 200
-_SAID_ELSEWHERE = {"num_clients", "roots", "names", "input_shape", "test_root"}  # of a partition
+_SAID_ELSEWHERE = {"num_clients", "roots", "names", "input_shape", "test_root"}  # keys of a partition
 _MAX_REASON = 600
-_MOST_SETTINGS = 6  # of a part, in a remark
+_MOST_SETTINGS = 6  # in a remark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,32 +36,32 @@ class Run:
     failures: Sequence[Line]
 
     def section(self, name: str) -> Line:
-        """A table of the configuration; empty where there is none."""
+        """A table of the configuration, empty if missing."""
         table = self.config.get(name)
         return table if isinstance(table, dict) else {}
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the metrics, as the rounds carry them."""
+        """The names of the metrics, as in the records."""
         return [str(name).rpartition(":")[2] for name in self.config.get("metrics", ())]
 
     def has(self, key: str) -> bool:
-        """Whether some round carries a number of this name."""
+        """Whether any round has a value for this key."""
         return any(line.get(key) is not None for line in self.rounds)
 
     @property
     def round_numbers(self) -> list[int]:
-        """Of the rounds that were played."""
+        """The numbers of the completed rounds."""
         return [int(line["round"]) for line in self.rounds]
 
     def values(self, key: str) -> list[float | None]:
-        """A figure of every round."""
+        """A metric's value in each round."""
         return [line.get(key) for line in self.rounds]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fact:
-    """One number of the head, with its name and a remark."""
+    """A value in the page's head, with its name and a remark."""
 
     name: str
     value: str
@@ -69,7 +69,7 @@ class Fact:
 
 
 def read(folder: RunFolder) -> Run:
-    """Read what the page is made of.
+    """Read all inputs of the page.
 
     Raises:
         ResultsError: a file is missing or damaged.
@@ -78,7 +78,7 @@ def read(folder: RunFolder) -> Run:
         config = tomllib.loads(folder.config_toml)
     except tomllib.TOMLDecodeError as error:
         raise ResultsError(f"{folder.path / 'config.toml'} cannot be read ({error}).") from error
-    # a run that was stopped at its very start has no partition yet
+    # a run stopped at its very start has no partition yet
     has_partition = (folder.path / "partition.json").exists()
     return Run(
         path=folder.path,
@@ -94,12 +94,12 @@ def read(folder: RunFolder) -> Run:
 
 
 def headline(run: Run) -> Fact:
-    """The first metric, or the loss, as mean of the last rounds."""
+    """The first metric, or else the loss, averaged over the last rounds."""
     return _final(run, run.metrics[0] if run.metrics else "loss")
 
 
 def facts(run: Run, added: Iterable[Fact] = ()) -> list[Fact]:
-    """The other numbers of the head, with those that capabilities have added."""
+    """The other facts in the head, including those added by capabilities."""
     rounds, data, partition = run.rounds, run.section("data"), run.section("partition")
     down, up = (sum(line.get(key) or 0 for line in rounds) for key in ("bytes_down", "bytes_up"))
     seconds = sum(_seconds(line) for line in run.timings)
@@ -127,7 +127,7 @@ def facts(run: Run, added: Iterable[Fact] = ()) -> list[Fact]:
 
 
 def population(run: Run) -> dict[str, Any] | None:
-    """The picture of the clients, and sentences about them; None without a partition."""
+    """The picture of the clients with its texts; None without a partition."""
     if not run.partition["counts"]:
         return None
     sampled = Counter(client for line in run.rounds for client in line.get("clients", ()))
@@ -142,7 +142,7 @@ def population(run: Run) -> dict[str, Any] | None:
 
 
 def private_counts(run: Run) -> str:
-    """A sentence where the clients' samples are not known."""
+    """A sentence for clients whose label counts are private, else empty."""
     if not run.partition.get("counts_are_private"):
         return ""
     num_clients = wording.plural(run.partition.get("num_clients", 0), "client")
@@ -150,7 +150,7 @@ def private_counts(run: Run) -> str:
 
 
 def failures(run: Run) -> dict[str, Any]:
-    """What failed, each failure once: it may stand in both files, and twice where it ended the run."""
+    """All failures, deduplicated: one may be in both files, and twice if it ended the run."""
     found = [(line["round"], line.get("partition"), str(line.get("reason", ""))) for line in run.failures]
     for line in run.rounds:
         found += [
@@ -166,7 +166,7 @@ def failures(run: Run) -> dict[str, Any]:
 
 
 def settings_by_section(config: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings by section; a table within a table is a section of its own."""
+    """The settings by section; nested tables become their own sections."""
     sections: list[tuple[str, list[tuple[str, str]]]] = []
 
     def add(title: str, table: Mapping[str, Any]) -> None:
@@ -182,7 +182,7 @@ def settings_by_section(config: Mapping[str, Any]) -> list[tuple[str, list[tuple
 
 
 def strategy(run: Run) -> dict[str, Any]:
-    """Name and settings of the algorithm."""
+    """The name and settings of the strategy."""
     part = run.section("strategy")
     return {
         "name": _part_name(part),
@@ -197,7 +197,7 @@ def _final(run: Run, key: str) -> Fact:
 
 
 def _last_rounds(run: Run, value: float | None) -> str:
-    """Over which rounds a final figure was taken, or why there is none."""
+    """The rounds over which a final value was averaged, or the reason why there is none."""
     if not run.rounds:
         return "no round was played"
     last = run.rounds[-LAST:]
@@ -217,7 +217,7 @@ def _part_name(part: Line) -> str:
 
 
 def _settings(part: Line, *, without: frozenset[str] | set[str] = frozenset()) -> str:
-    """The settings that say something, the first few of them: all stand further down on the page."""
+    """The first few nonempty settings; the page lists all of them further down."""
     chosen = {key: value for key, value in part.items() if key not in {"name", *without} and value not in ("", [])}
     said = [f"{key} {wording.setting(value)}" for key, value in chosen.items()]
     more = [f"{len(said) - _MOST_SETTINGS} more"] if len(said) > _MOST_SETTINGS else []
@@ -225,5 +225,5 @@ def _settings(part: Line, *, without: frozenset[str] | set[str] = frozenset()) -
 
 
 def named(part: Line, *, without: set[str]) -> str:
-    """The name of a part, with its settings."""
+    """The name of a part and its settings."""
     return " ".join(filter(None, [_part_name(part), _settings(part, without=without)]))

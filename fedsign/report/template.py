@@ -1,4 +1,4 @@
-"""Templates into text: pages that stand alone in one file, and the cards of notebooks."""
+"""Render templates: self-contained pages, and cards for notebooks."""
 
 from functools import cache
 from typing import Any
@@ -9,12 +9,12 @@ from fedsign.report import plots
 
 
 def render(template: str, /, *, package: str = __package__, beside: str = __package__, **values: Any) -> str:
-    """A template of a package, filled: text is escaped, and a name that is not given is an error.
+    """Render a template of a package, with text escaped; an undefined name is an error.
 
-    It may take in the templates of this package and of one `beside` it.
+    The template may include templates of this package and of the package `beside`.
     """
     text = _environment(package, beside).get_template(template).render(**values)
-    # a client's message may hold halves of characters, which no file can
+    # a client's message may contain lone surrogates, which cannot be encoded
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

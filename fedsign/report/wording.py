@@ -1,6 +1,6 @@
-"""Numbers as a reader wants to see them.
+"""Format numbers for readers.
 
-Between a number and its unit stands a narrow no-break space (U+202F), so that they stay on one line.
+A narrow no-break space (U+202F) between a number and its unit keeps them on one line.
 """
 
 import math
@@ -13,7 +13,7 @@ MISSING = "–"
 
 
 def figure(value: float | None, *, percent: bool = False) -> str:
-    """A result with the digits that mean something.
+    """A result with its significant digits.
 
     >>> figure(0.93344), figure(12.3456), figure(1234.5), figure(None)
     ('0.933', '12.3', '1,234', '–')
@@ -35,7 +35,7 @@ def figure(value: float | None, *, percent: bool = False) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share of the samples and reads best in percent."""
+    """Whether a metric is a share of samples, to be shown in percent."""
     return metric == "accuracy" or metric.endswith("_accuracy")
 
 
@@ -54,7 +54,7 @@ def byte_count(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two units that matter.
+    """Seconds in the two largest units.
 
     >>> [duration(value).replace(NARROW_SPACE, " ") for value in (0.0123, 3.46, 272.0, 7384.0, 180000.0)]
     ['12 ms', '3.5 s', '4 min 32 s', '2 h 3 min', '2 d 2 h']
@@ -89,7 +89,7 @@ def setting(value: Any) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """The beginning of what is too long.
+    """A text cut to a maximum length.
 
     >>> shortened("FedSign", 7), shortened("FedSign", 6)
     ('FedSign', 'FedSi…')
@@ -108,7 +108,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def middle(values: list[int]) -> str:
-    """The median; half a sample is written as such.
+    """The median, with a decimal only if necessary.
 
     >>> middle([1, 2]), middle([1000, 2000, 2001])
     ('1.5', '2,000')

@@ -1,4 +1,4 @@
-"""Addresses as people write them, HOST:PORT, and what this machine knows of them.  IPv4."""
+"""HOST:PORT addresses, and how this machine resolves them; IPv4 only."""
 
 import ipaddress
 import socket
@@ -12,7 +12,7 @@ _MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where something listens.
+    """The address of a listening socket.
 
     >>> Address.of("node01:29400", given_as="--join")
     Address(host='node01', port=29400)
@@ -23,15 +23,16 @@ class Address:
 
     @classmethod
     def of(cls, text: str, *, given_as: str) -> Self:
-        """What a setting or option says.
+        """Parse the value of a setting or option.
 
         Raises:
-            ConfigError: it is no HOST:PORT.
+            ConfigError: it is not of the form HOST:PORT.
         """
         host, _, port = text.rpartition(":")
         if not host or ":" in host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
             raise ConfigError(
-                f"{given_as}={text} was given; expected is HOST:PORT with a name or an IPv4 address, such as node01:29400."
+                f"{given_as}={text} was given; expected is HOST:PORT with a name or an IPv4 address, "
+                "such as node01:29400."
             )
         return cls(host, int(port))
 
@@ -40,10 +41,10 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether no other machine can mean this one by it.
+        """Whether only this machine can reach it.
 
         Raises:
-            ConfigError: the name is not known here.
+            ConfigError: the name does not resolve here.
         """
         return ipaddress.ip_address(self.resolved()).is_loopback
 
@@ -51,23 +52,24 @@ class Address:
         """The host as an IPv4 address.
 
         Raises:
-            ConfigError: the name is not known here.
+            ConfigError: the name does not resolve here.
         """
         try:
             return socket.gethostbyname(self.host)
         except OSError as error:
             raise ConfigError(
-                f"the host of {self} is not known here ({error.strerror}); give a name that this machine resolves, or an IPv4 address."
+                f"the host of {self} is not known here ({error.strerror}); "
+                "give a name that this machine resolves, or an IPv4 address."
             ) from error
 
 
 def interface_of(address: str) -> str:
-    """The name of the network interface of this machine that has an IPv4 address; empty if none has it as its first.
+    """The network interface whose first IPv4 address this is; empty if there is none.
 
     >>> interface_of("127.0.0.1"), interface_of("192.0.2.1")
     ('lo', '')
     """
-    import psutil  # not when a configuration is read
+    import psutil  # lazily, to keep reading a configuration fast
 
     name: str
     for name, found in psutil.net_if_addrs().items():
