@@ -1,1 +1,1 @@
-"""The clients' side: training, client state on disk, the Flower ClientApp."""
+"""The client side: training, client state on disk, and the Flower ClientApp."""

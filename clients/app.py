@@ -1,7 +1,7 @@
-"""The Flower ClientApp, and the same work for the grid in this process.
+"""The Flower ClientApp, and its counterpart for the in-process grid.
 
-The experiment comes as one TOML string in the run configuration.  Whose work a node does, on which data, and what it tells
-of it: `clients.node`.
+The experiment arrives as one TOML string in the run configuration.  `clients.node` determines which clients a node
+serves, on which data, and what it reports.
 """
 
 import json
@@ -30,7 +30,7 @@ Handler = Callable[[Message, Node], Message]
 
 
 def in_process_handler(trainer: LocalTrainer, states: ClientStore, workload: Workload) -> in_process.Handler:
-    """Answers a batch of train messages through `train_many`, without serializing."""
+    """Make a handler that answers train messages through `train_many`, without serialization."""
     encoding = workload.make_update_encoding()
 
     def handle(messages: Sequence[Message]) -> Iterator[Message]:
@@ -39,7 +39,7 @@ def in_process_handler(trainer: LocalTrainer, states: ClientStore, workload: Wor
         for message in messages:
             try:
                 requests.append(wire.unpack_request(message))
-            except Exception as error:  # noqa: BLE001 - a request that cannot be read is answered, as on any engine
+            except Exception as error:  # noqa: BLE001 - an unreadable request gets an error reply, on every engine
                 yield wire.failure_reply(error, message)
         for result in one_by_one(trainer.train_many(requests, states)):
             message = waiting[result.partition]
@@ -52,7 +52,7 @@ def in_process_handler(trainer: LocalTrainer, states: ClientStore, workload: Wor
 
 
 def client_app(node_type: type[Node] = Node) -> ClientApp:
-    """A ClientApp for nodes of a type; capabilities answer further messages (extension point `client_app`)."""
+    """Make a ClientApp for a type of node; the extension point `client_app` adds handlers for other messages."""
     app = ClientApp()
     handlers: dict[str, Handler] = {MessageType.TRAIN: train, wire.ROLL_CALL: roll_call, wire.SHUTDOWN: shut_down}
     for of_capability in extensions("client_app"):
@@ -65,14 +65,14 @@ def client_app(node_type: type[Node] = Node) -> ClientApp:
 
 
 def _answer(handler: Handler, node_type: type[Node], message: Message, context: Context) -> Message:
-    """A handler's reply; an error is a reply that says why, in as many words as the node tells."""
-    told: Callable[[Failure], Failure] = partial(replace, details="")  # until it is known what the node tells
+    """Call a handler; an error becomes a reply, with as many details as the node reveals."""
+    told: Callable[[Failure], Failure] = partial(replace, details="")  # until the node's policy is known
     partition = -1
     try:
         node = node_type(context)
         (partition, *_), told = node.partitions, node.told
         return handler(message, node)
-    except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
+    except Exception as error:  # noqa: BLE001 - any error is reported to the server
         return wire.failure_reply(told(failure_of(partition, error)), message)
 
 
@@ -94,7 +94,7 @@ def train(message: Message, node: Node) -> Message:
 
 
 def roll_call(message: Message, node: Node) -> Message:
-    """Say which clients this node serves, with which versions, or why it cannot take part."""
+    """Report the clients and versions of this node, or why it cannot take part."""
     provider_of(node.workload).check()
     asked = wire.of_kind(message.content, ConfigRecord)[wire.CONFIG]
     answer = ConfigRecord({"partitions": list(node.partitions), wire.VERSIONS_KEY: json.dumps(versions())})
@@ -103,7 +103,7 @@ def roll_call(message: Message, node: Node) -> Message:
 
 
 def shut_down(message: Message, node: Node) -> Message:
-    """The run is over: what this node has kept for it in other processes ends."""
+    """The run is over: shut down what this node keeps in other processes."""
     provider_of(node.workload).shut_down(logs=node.states.folder / "logs")
     return Message(RecordDict({wire.REPLY: ConfigRecord({})}), reply_to=message)
 

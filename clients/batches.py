@@ -1,9 +1,9 @@
-"""A client's local steps as index tensors: which samples, in which order.
+"""The batches of a client's local steps, as index tensors.
 
-[Note: batches of one] A BatchNorm layer cannot normalise one sample per channel, and Dirichlet splits make a
-last batch of one sample a certainty.  So for models with BatchNorm a last batch of one joins the batch
-before it.  Where batches of one remain (a client with one sample, `client.batch_size = 1`), the client
-trains with its BatchNorm layers in evaluation mode: they use the running statistics as received.
+[Note: batches of one] BatchNorm cannot normalize a single value per channel, and Dirichlet splits almost surely produce
+a last batch of one sample.  For models with BatchNorm, such a batch is therefore merged into the previous one.  If
+batches of one remain (a client with one sample, `client.batch_size = 1`), the client trains with BatchNorm in eval
+mode, on the received running statistics.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from fedsign.sections import ClientSection
 
 
 def batches(num_samples: int, batch_size: int, rng: np.random.Generator, *, join_last: bool = False) -> list[Tensor]:
-    """The indices of one epoch: shuffled, cut into batches, the last one as short as it is.
+    """The indices of one epoch, shuffled and cut into batches; the last one may be shorter.
 
     `join_last`: see [Note: batches of one].
 
@@ -35,7 +35,7 @@ def batches(num_samples: int, batch_size: int, rng: np.random.Generator, *, join
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batching:
-    """How a client's samples are cut into the batches of its local steps: `steps` of them if that is above 0, else of so many epochs."""
+    """How to cut a client's samples into batches: for `steps` local steps if positive, else for `epochs` epochs."""
 
     batch_size: int
     epochs: int
@@ -44,23 +44,23 @@ class Batching:
 
     @classmethod
     def of(cls, client: ClientSection, *, join_last: bool = False) -> Self:
-        """As the configuration says."""
+        """Create from the configuration."""
         epochs, steps = client.local_epochs, client.local_steps
         return cls(batch_size=client.batch_size, epochs=epochs, steps=steps, join_last=join_last)
 
     def freezes_norms(self, num_samples: int) -> bool:
-        """Whether batches of one remain for BatchNorm."""
+        """Whether batches of one remain, so that BatchNorm must be frozen."""
         return self.join_last and min(num_samples, self.batch_size) == 1
 
     def num_steps(self, num_samples: int) -> int:
-        """How many local steps a client takes."""
+        """The number of local steps of a client."""
         per_epoch = -(-num_samples // self.batch_size)
         if self.join_last and per_epoch > 1 and num_samples % self.batch_size == 1 < self.batch_size:
             per_epoch -= 1
         return self.steps or self.epochs * per_epoch
 
     def schedule(self, num_samples: int, rng: np.random.Generator) -> Iterator[list[Tensor]]:
-        """The batches of each epoch; with `steps`, of as many epochs as hold so many, the last cut short."""
+        """The batches of each epoch; with `steps`, of as many epochs as needed, the last one cut short."""
         left = self.num_steps(num_samples)
         while left:
             epoch = batches(num_samples, self.batch_size, rng, join_last=self.join_last)[:left]

@@ -1,8 +1,8 @@
-"""The optimizer of a client's local steps: made once for each learning rate, fresh for every client.
+"""The optimizer of a client's local steps: created once per learning rate, fresh for every client.
 
-torch's own optimizers are as new once their state is cleared.  Those of others may keep anything anywhere, so they are made
-anew for each client.  A step of torch's SGD, which for small models is mostly the wrapping around it, is taken with
-the same operations in the same order without the wrapping, so that the bits are torch's.
+torch's own optimizers are like new once their state is cleared.  Others may keep state anywhere, so they are recreated
+for each client.  For small models a step of torch's SGD is mostly overhead; it is replaced by the same operations in
+the same order without the overhead, which gives bitwise equal results.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,16 @@ _PLAIN = {"maximize": False, "dampening": 0, "differentiable": False, "fused": N
 
 
 class LocalOptimizer:
-    """Gives every client a fresh optimizer; `make(lr)` makes one with this learning rate."""
+    """Provides a fresh optimizer for every client; `make(lr)` creates one."""
 
     def __init__(self, make: Callable[[float], torch.optim.Optimizer]) -> None:
         self._make = make
         self._lr: float | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self._rates: list[float] = []  # of the groups, as it was made
+        self._rates: list[float] = []  # initial learning rates of the groups
 
     def fresh(self, lr: float) -> torch.optim.Optimizer:
-        """An optimizer without a past; the parameters have to be the received ones already."""
+        """An optimizer without state; the parameters must already hold the received values."""
         if self._optimizer is None or self._lr != lr or not _is_torchs(self._optimizer):
             self._optimizer, self._lr = clear_leanly(self._make(lr)), lr
             if _is_torchs(self._optimizer):
@@ -40,7 +40,7 @@ class LocalOptimizer:
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> "_SGD | _Wrapped":
-    """The fastest way to take this optimizer's steps."""
+    """The fastest implementation of this optimizer's steps."""
     groups = optimizer.param_groups
     if (
         type(optimizer) is torch.optim.SGD
@@ -59,7 +59,7 @@ def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class _Wrapped:
-    """An optimizer's own step.  `scale`: from now on take so many times the learning rates that it was made with."""
+    """Any optimizer's own step; `scale` multiplies its initial learning rates."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -77,16 +77,16 @@ class _Wrapped:
 
 
 class _SGD:
-    """torch.optim.SGD with momentum, Nesterov's included, and weight decay; a parameter without a gradient stays."""
+    """torch.optim.SGD with (Nesterov) momentum and weight decay; parameters without gradients stay."""
 
     def __init__(self, optimizer: torch.optim.SGD) -> None:
         group = optimizer.param_groups[0]
         self._parameters: list[nn.Parameter] = group["params"]
-        self._values = [parameter.detach() for parameter in self._parameters]  # the same memory
+        self._values = [parameter.detach() for parameter in self._parameters]  # sharing memory
         self._full_lr, self._weight_decay = float(group["lr"]), float(group["weight_decay"])
         self._lr = self._full_lr
         self._momentum, self._nesterov = float(group["momentum"]), bool(group["nesterov"])
-        self._velocity: dict[int, Tensor] = {}  # of the parameters that have had a gradient
+        self._velocity: dict[int, Tensor] = {}  # for parameters that have had a gradient
 
     def clear(self) -> None:
         for parameter in self._parameters:

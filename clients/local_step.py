@@ -1,8 +1,8 @@
-"""One local step: forward, penalties, backward, clipping, the optimizer's step; and the learning rates of a round's steps.
+"""A local step: forward, penalty, backward, clipping, optimizer step; and the learning rates of a round's steps.
 
-[Note: micro batches] With `client.micro_batch` a batch is computed in pieces whose gradients are added up, each with the
-share that it has in the batch's mean (of samples, or of what else the task says that its mean is over).  What is in
-memory at once is a piece's; the step is the whole batch's, to rounding.
+[Note: micro batches] With `client.micro_batch`, a batch is computed in pieces and their gradients are accumulated.
+Each piece has its share of the batch's mean, over samples or whatever terms the task defines.  Memory is that of one
+piece; the step equals that of the whole batch up to rounding.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from fedsign.workload import Workload
 
 
 class LocalStep:
-    """See the module."""
+    """Takes a client's local steps."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class LocalStep:
         self._objective, self._context, self._has_gradient = objective, context, objective.has_gradient
 
     def scale(self, factor: float) -> None:
-        """The next steps' learning rates: so many times those that the optimizer was made with."""
+        """Multiply the optimizer's initial learning rates by a factor, from the next step on."""
         self._optimizer.scale(factor)
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Returns the batch's task loss, without penalties."""
+        """Take a step; return the batch's task loss without penalties."""
         self._optimizer.clear()
         if self._micro_batch and len(targets) > self._micro_batch:
             task_loss = self._in_pieces(features, targets)
@@ -55,7 +55,7 @@ class LocalStep:
         return task_loss.detach()
 
     def _in_pieces(self, features: Tensor, targets: Tensor) -> Tensor:
-        """The gradients of the whole batch; see [Note: micro batches]."""
+        """Accumulate the gradients of the whole batch; see [Note: micro batches]."""
         self._backward(None)
         total = max(num_terms(self._task, targets), 1)
         found = torch.zeros((), device=targets.device)
@@ -65,13 +65,13 @@ class LocalStep:
             task_loss, contrast = self._losses(some, their_targets)
             loss = task_loss * share
             if contrast is not None:
-                loss = loss + contrast * (len(some) / len(features))  # a mean over samples, whatever the task's is over
+                loss = loss + contrast * (len(some) / len(features))  # always a mean over samples, unlike the task loss
             loss.backward()
-            found = found + task_loss.detach() * share  # in the loss's own type
+            found = found + task_loss.detach() * share  # in the dtype of the loss
         return found
 
     def _backward(self, loss: Tensor | None) -> None:
-        """The gradients of a loss and the penalty.  A parameter's hook, such as a sparse one's mask, gets the sum of the two."""
+        """Backpropagate a loss and the penalty together, so that parameter hooks, such as masks, see their sum."""
         parameters = self._model.in_training
         losses, pulls = [] if loss is None else [loss], Tensors()
         if self._has_gradient:
@@ -80,7 +80,7 @@ class LocalStep:
         elif (penalty := self._objective.penalty(parameters, self._context)) is not None:
             losses = [penalty if loss is None else loss + penalty]
         pulled = [name for name in pulls if parameters[name].requires_grad]
-        if pulled:  # what torch.autograd.backward ends in; before that it imports sympy, to compare shapes
+        if pulled:  # the core of torch.autograd.backward, which would import sympy first, just to compare shapes
             roots = (*losses, *(parameters[name] for name in pulled))
             gradients = (*(torch.ones_like(each) for each in losses), *(pulls[name] for name in pulled))
             _engine_run_backward(roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
@@ -88,7 +88,7 @@ class LocalStep:
             losses[0].backward()
 
     def _losses(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The task's loss, and the objective's term for the batch, if it has one."""
+        """The task loss, and the objective's contrast for the batch, if any."""
         if not self._objective.contrasts:
             return self._task.loss(self._model.outputs(features), targets), None
         outputs, present = self._model.outputs_and_features(features)
@@ -97,10 +97,10 @@ class LocalStep:
 
 
 def factors(workload: Workload, *, round: int, num_steps: int) -> Iterator[float] | None:
-    """What the learning rate is multiplied with in each local step of a round; None where that is the same for all.
+    """The schedule's factor in each local step of a round; None if it is constant within a round.
 
-    Steps are counted as if the client took part in every round, so that its schedule needs no memory: step s of round t is
-    the (t - 1) num_steps + s of rounds x num_steps.
+    Step counting assumes that the client took part in every round, so the schedule needs no client state: step s of
+    round t is number (t - 1) num_steps + s of rounds x num_steps.
     """
     config = workload.config
     part = config.client.schedule

@@ -1,6 +1,6 @@
-"""Which trainer trains the clients of a run: `SequentialTrainer`, or what a capability offers in its place.
+"""Select the trainer of a run: `SequentialTrainer`, or one that a capability provides.
 
-Exactly one provider takes a workload.  The engines, a node and a worker process all ask `provider_of`.
+Exactly one provider takes a workload.  Engines, nodes, and worker processes all call `provider_of`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,46 +15,47 @@ from fedsign.workload import Workload
 
 
 class TrainerProvider:
-    """Trains one client after another; capabilities derive theirs, and add them at the extension point `local_trainer`."""
+    """Provides sequential training; capabilities add subclasses at the extension point `local_trainer`."""
 
-    outlasts_messages = False  # whether nodes keep processes for it between messages
+    outlasts_messages = False  # whether it keeps processes between a node's messages
 
     def __init__(self, workload: Workload, workers: int = 1) -> None:
         self.workload, self.workers = workload, workers
 
     def decide(self, spec: ObjectiveSpec) -> Workload:
-        """Before a run: the workload with every `auto` in this provider's settings replaced.
+        """Resolve every `auto` in this provider's settings, before a run.
 
         Raises:
-            ConfigError: the settings ask for this provider, and it cannot train the workload.
+            ConfigError: the settings choose this provider, but it cannot train the workload.
         """
         return self.workload
 
     def takes(self) -> bool:
-        """Whether it trains the clients of this workload, which was decided."""
+        """Whether it trains this workload, whose settings were decided."""
         return self.workers == 1
 
     def check(self) -> None:
-        """On the machine that will train: raise ConfigError for what is missing there."""
+        """Raise ConfigError if something is missing on this machine, which will train."""
 
     def open(self, *, logs: Path, in_process: bool) -> AbstractContextManager[LocalTrainer]:
-        """A trainer, which ends its processes on exit.
+        """Open a trainer, which ends its processes on exit.
 
         Args:
             logs: A folder for the output of its processes.
-            in_process: Whether the run is in this process, and may keep replies; else each is encoded before the next client trains.
+            in_process: Whether the run is in this process and may keep replies.  If not, each reply is encoded before
+                the next client trains.
         """
         return nullcontext(SequentialTrainer(self.workload, copies=in_process))
 
     def shut_down(self, *, logs: Path) -> None:
-        """At a node whose run is over: end what was kept between messages."""
+        """End what a node kept between messages, after the run."""
 
 
 def decided(workload: Workload, spec: ObjectiveSpec) -> Workload:
-    """The workload with what capabilities' settings leave open decided, once before a run.
+    """Let all capabilities decide their `auto` settings, once before a run.
 
     Raises:
-        ConfigError: it cannot be trained as its settings ask.
+        ConfigError: the workload cannot be trained with these settings.
     """
     for provider in extensions("local_trainer"):
         workload = provider(workload).decide(spec)
@@ -62,30 +63,30 @@ def decided(workload: Workload, spec: ObjectiveSpec) -> Workload:
 
 
 def provider_of(workload: Workload, workers: int = 1) -> TrainerProvider:
-    """Who trains the clients of a decided workload in so many processes.
+    """The provider that trains a decided workload in `workers` processes.
 
     Raises:
-        ConfigError: it takes a capability that is not here.
+        ConfigError: the required capability is not installed.
     """
     for provider in (*extensions("local_trainer"), TrainerProvider):
         found: TrainerProvider = provider(workload, workers)
         if found.takes():
             return found
     raise ConfigError(
-        f"engine.workers={workers} was given, but the capability that trains clients in several processes is not installed; install "
-        "all of FedSign, or use engine.workers=1."
+        f"engine.workers={workers} was given, but the capability that trains clients in several processes is not "
+        "installed; install all of FedSign, or use engine.workers=1."
     )
 
 
 def chunks_of(requests: Iterable[TrainRequest], size: int) -> Iterator[list[TrainRequest]]:
-    """The requests that are trained together, `size` at most."""
+    """Chunks of at most `size` requests to train together."""
     for alike in _alike(requests):
         for start in range(0, len(alike), size):
             yield alike[start : start + size]
 
 
 def _alike(requests: Iterable[TrainRequest]) -> list[list[TrainRequest]]:
-    """Groups of requests of one round and one objective, in the order of their first ones."""
+    """Group requests by round and objective, in the order of first appearance."""
     groups: list[list[TrainRequest]] = []
     for request in requests:
         for group in groups:

@@ -1,8 +1,8 @@
-"""Client middleware: what happens around a client's training, such as a fault, an attack, or noise on what it sends.
+"""Client middleware: changes to requests and replies around a client's training, such as faults, attacks, or noise.
 
-Capabilities provide theirs at the extension point `client_middleware`, a function `(workload, *, in_process, folder) ->
-list[ClientMiddleware]`, where `folder` holds the clients' states.  `MiddlewareTrainer` puts an experiment's middleware around any
-trainer, so that it is the same on both paths, with workers and on every engine.  Without any, there is no wrapper.
+Capabilities add middleware at the extension point `client_middleware`, a function `(workload, *, in_process, folder) ->
+list[ClientMiddleware]`, where `folder` holds the client states.  `MiddlewareTrainer` wraps any trainer, so middleware
+behaves the same on both paths, with workers, and on every engine.  Without middleware there is no wrapper.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,28 +17,28 @@ from fedsign.workload import Workload
 
 
 class ClientMiddleware(Protocol):
-    """One of them; what is random is drawn from (seed, purpose, round, partition)."""
+    """A middleware; its random numbers must depend on (seed, purpose, round, partition) only."""
 
-    replaces_others: bool = False  # the middleware before it does not apply to the clients that it concerns
+    replaces_others: bool = False  # whether earlier middleware is skipped for the clients that it concerns
 
     def concerns(self, request: TrainRequest) -> bool:
         """Whether it applies to this client in this round."""
         ...
 
     def before(self, request: TrainRequest) -> TrainRequest | Failure:
-        """The request that the client trains on; a failure is its answer, and it does not train."""
+        """The request to train on; a failure replaces the reply, without training."""
         return request
 
     def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply | Failure:
-        """What becomes of its reply; its state is saved already.  The reply's tensors are not to be changed in place."""
+        """The reply to send, after the state was saved; the reply's tensors must not be modified in place."""
         return reply
 
 
-Applied = tuple[TrainRequest, list[ClientMiddleware]]  # a client's request, and what applies to it
+Applied = tuple[TrainRequest, list[ClientMiddleware]]  # a client's request and its middleware
 
 
 class MiddlewareTrainer:
-    """A LocalTrainer with middleware around it, applied in its order."""
+    """A LocalTrainer wrapped in middleware, which is applied in order."""
 
     def __init__(self, trainer: LocalTrainer, middleware: Sequence[ClientMiddleware]) -> None:
         self._trainer, self._middleware = trainer, middleware
@@ -46,7 +46,7 @@ class MiddlewareTrainer:
     def train_many(
         self, requests: Iterable[TrainRequest], states: ClientStore
     ) -> Iterator[TrainReply | ReplyStack | Failure]:
-        """See LocalTrainer."""
+        """Train the clients, with middleware before and after."""
         training: list[TrainRequest] = []
         applied: dict[int, Applied] = {}
         for request in requests:
@@ -70,7 +70,7 @@ class MiddlewareTrainer:
                 yield _after(result, *applied[result.partition])
 
     def _of_stack(self, stack: ReplyStack, applied: dict[int, Applied]) -> Iterator[TrainReply | ReplyStack | Failure]:
-        """The replies to which something applies one by one, the others as the stack that they are."""
+        """Unstack the replies that have middleware; keep the others as a stack."""
         places = [place for place, partition in enumerate(stack.partitions) if partition in applied]
         if not places:
             yield stack
@@ -83,7 +83,7 @@ class MiddlewareTrainer:
 
 
 def with_middleware(trainer: LocalTrainer, workload: Workload, *, in_process: bool, folder: Path) -> LocalTrainer:
-    """The trainer, with the experiment's middleware around it if there is any: what is sent, and then whether it arrives."""
+    """Wrap a trainer in the experiment's middleware, if there is any."""
     found = [provide(workload, in_process=in_process, folder=folder) for provide in extensions("client_middleware")]
     middleware = [each for provided in found for each in provided]
     return MiddlewareTrainer(trainer, middleware) if middleware else trainer

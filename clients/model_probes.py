@@ -1,4 +1,4 @@
-"""What a model does in a training pass, by its layers or by making one: for trainers that compute parts of a batch apart."""
+"""Probe a model's behavior in a training pass, for trainers that compute parts of a batch separately."""
 
 import copy
 
@@ -12,28 +12,28 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 
 def dropouts(model: nn.Module) -> list[nn.Module]:
-    """The layers that drop something."""
+    """The active dropout layers."""
     return [module for module in model.modules() if isinstance(module, DROPOUTS) and module.p > 0]
 
 
 def shares_tensors(model: nn.Module) -> bool:
-    """Whether two layers have a parameter or buffer in common."""
+    """Whether layers share a parameter or buffer."""
     return not set(model.state_dict()) <= {*dict(model.named_parameters()), *dict(model.named_buffers())}
 
 
 def mixes_samples(model: nn.Module, pair: Tensor) -> bool:
-    """Whether the output for the first of two inputs [2, ...] depends on the second, BatchNorm and dropout aside."""
+    """Whether an output depends on the other sample of two [2, ...], apart from BatchNorm and dropout."""
     still = copy.deepcopy(model)
     for module in still.modules():
         if isinstance(module, BATCH_NORMS + DROPOUTS):
             module.eval()
-    with torch.no_grad(), torch_stream(0, Purpose.TRAINING):  # for draws that no layer of ours makes
+    with torch.no_grad(), torch_stream(0, Purpose.TRAINING):  # fixes draws of custom layers
         together, alone = still(pair)[:1], still(pair[:1])
     return not torch.allclose(together, alone, rtol=1e-3, atol=1e-5)
 
 
 def moved_buffer(model: nn.Module, batch: Tensor) -> str:
-    """The name of a buffer that a training pass changes, those of BatchNorm aside; empty if there is none."""
+    """The name of a buffer, apart from BatchNorm's, that a training pass changes; empty if there is none."""
     model = copy.deepcopy(model)
     norms = [name for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)]
     before = {name: buffer.clone() for name, buffer in model.named_buffers() if name.rpartition(".")[0] not in norms}

@@ -1,7 +1,7 @@
-"""A node of an engine that runs the ClientApp in other processes: which clients it serves, where their states lie, what it tells.
+"""A node that runs the ClientApp: its clients, their states, and what it reports.
 
-Here a node of a simulation (Ray), which serves one client and keeps nothing to itself.  What a SuperNode decides for itself:
-`clients.deployment.node`.
+This is the node of a simulation (Ray), which serves one client and reports everything.  `clients.deployment.node` is a
+SuperNode with its own settings.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ EXPERIMENT_KEY, STATE_KEY = "experiment", "state-folder"  # in the run configura
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a simulation, by what its engine tells it."""
+    """A node of a simulation, configured by its engine."""
 
     context: Context
 
@@ -32,32 +32,32 @@ class Node:
 
     @property
     def experiment(self) -> str:
-        """The configuration that travels, as TOML."""
+        """The experiment's configuration as TOML."""
         return str(self.context.run_config[EXPERIMENT_KEY])
 
     @property
     def workload(self) -> Workload:
-        """The experiment as this node plays it; a process keeps it from one message to the next."""
+        """The experiment as this node runs it, cached across messages."""
         return workload_of(self.experiment)
 
     def at_work(self) -> Workload:
-        """The same, with the experiment's number of threads."""
+        """The workload, after setting the experiment's number of threads."""
         torch.set_num_threads(self.workload.config.engine.threads)
         return self.workload
 
     @property
     def states(self) -> ClientStore:
-        """Where its clients' states lie."""
+        """The store of its clients' states."""
         return ClientStore(Path(str(self.context.run_config[STATE_KEY])))
 
     def answer_roll_call(self, question: Mapping[str, object]) -> Mapping[str, str]:
-        """What it answers besides its partitions, before the first round.
+        """Additional entries of the roll-call answer, before the first round.
 
         Raises:
-            FedSignError: it cannot take part.
+            FedSignError: the node cannot take part.
         """
         return {}
 
     def told(self, failure: Failure) -> Failure:
-        """A failure as the server gets it."""
+        """A failure as reported to the server."""
         return failure

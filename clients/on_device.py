@@ -1,4 +1,4 @@
-"""Tensors that are moved to a device when they are asked for: what is never read never takes memory there."""
+"""Tensors that move to a device on access, so unread ones never take memory there."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class OnDevice(Mapping[str, Tensor]):
-    """Tensors by name, each moved when it is first asked for; those named in `keep` stay, all others are moved anew every time.
+    """A mapping whose tensors move to a device on access; only those in `keep` are cached there.
 
     >>> held = OnDevice({"weight": torch.ones(2), "bias": torch.ones(2)}, torch.device("meta"), keep={"weight"})
     >>> held["weight"] is held["weight"], held["bias"] is held["bias"]
@@ -22,16 +22,16 @@ class OnDevice(Mapping[str, Tensor]):
         keep: Collection[str] = (),
         types: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Floating-point tensors take the types of those of the same name in `types`, if that is given."""
+        """`types` optionally gives tensors whose dtypes to convert to, by name."""
         self._tensors, self._device, self._types = tensors, device, types or {}
         self._kept: dict[str, Tensor | None] = dict.fromkeys(keep)
 
     def keep(self, names: Collection[str]) -> None:
-        """From now on these stay, and no others."""
+        """Cache these tensors from now on, and release all others."""
         self._kept = {name: self._kept.get(name) for name in names}
 
     def __getitem__(self, name: str) -> Tensor:
-        """A tensor on the device."""
+        """A tensor, on the device."""
         held = self._kept.get(name)
         if held is None:
             tensor = self._tensors[name]
@@ -45,5 +45,5 @@ class OnDevice(Mapping[str, Tensor]):
         return iter(self._tensors)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of tensors."""
         return len(self._tensors)

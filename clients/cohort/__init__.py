@@ -1,1 +1,1 @@
-"""The clients of a round, trained as one stack of tensors."""
+"""The cohort path: the clients of a round, trained as one stack of tensors."""

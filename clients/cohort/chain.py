@@ -1,8 +1,8 @@
-"""Hand-written gradients of chains of linear layers and elementwise functions, for stacks of clients.
+"""Hand-written gradients for cohorts of chains of linear layers and elementwise functions.
 
-What autograd would do for `clients.cohort.loss`, without its bookkeeping: for networks so small that starting an
-operation costs more than carrying it out.  `loss.py` is the general way, and what this is tested against.
-The derivatives of the elementwise functions are torch's own.
+They do the work of autograd for `clients.cohort.loss` without its bookkeeping, for networks so small that launching an
+operation costs more than executing it.  `loss.py` is the general implementation and the reference in tests.  The
+derivatives of elementwise functions are torch's own backward ops.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +23,13 @@ from fedsign.tasks.regression import Regression
 
 _aten = torch.ops.aten
 # (outputs [K, B, C], targets [K, B], weights [K, B])
-# -> each sample's loss [K, B], and the gradient of the weighted sum of losses
-# by the outputs
+# -> losses [K, B], and the gradient of their weighted sum with respect to the outputs
 _Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear layer of each client; its parameters by name."""
+    """A linear layer in each client, with the names of its parameters."""
 
     weight: str
     bias: str | None
@@ -47,13 +46,13 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function, and its gradient from (the gradient of its value, its input, its value)."""
+    """An elementwise function y = f(x), and its gradient as a function of (gradient of y, x, y)."""
 
     value: Callable[[Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Of stacked inputs."""
+        """Apply to the inputs of all clients."""
         return self.value(x)
 
 
@@ -83,9 +82,9 @@ _FUNCTIONS: dict[type[nn.Module], Callable[[Any], Function]] = {
 
 
 def stacked_layers(model: nn.Module) -> list[Layer] | None:
-    """The layers of a chain of linear ones and elementwise functions, over stacks; None for any other model."""
+    """The layers of a chain of linear layers and elementwise functions; None for any other model."""
     layers: list[Layer] = []
-    for name, module in model.named_modules(remove_duplicate=False):  # one ReLU may stand in many places
+    for name, module in model.named_modules(remove_duplicate=False):  # one ReLU may occur several times
         kind, prefix = type(module), f"{name}." if name else ""
         if module._forward_hooks or module._forward_pre_hooks:
             return None
@@ -96,13 +95,13 @@ def stacked_layers(model: nn.Module) -> list[Layer] | None:
             layers.append(_FLATTEN)
         elif kind in _FUNCTIONS:
             layers.append(_FUNCTIONS[kind](module))
-        elif kind not in (nn.Sequential, nn.Identity):  # whose children come next, in the order in which it calls them
+        elif kind not in (nn.Sequential, nn.Identity):  # their children follow, in calling order
             return None
     return layers
 
 
 class ChainGradient:
-    """The gradients of a chain, by `chain_gradient`."""
+    """Computes the gradients of a chain; created by `chain_gradient`."""
 
     def __init__(self, layers: Sequence[Layer], loss: _Loss) -> None:
         self._layers, self._loss = layers, loss
@@ -114,7 +113,7 @@ class ChainGradient:
     ) -> Tensor:
         """into <- beta into + alpha gradient, in place; returns the samples' losses [K, B].
 
-        theta and into [K, ...]; into may be theta itself, which makes it a step of gradient descent.
+        theta and into are [K, ...].  into may be theta itself, which fuses gradient and SGD step.
         """
         x = batch.features
         passed: list[tuple[Tensor, Tensor]] = []
@@ -125,14 +124,14 @@ class ChainGradient:
         losses, gradient = self._loss(x, batch.targets, batch.weights)
         if self._ones.shape != (len(x), 1, x.shape[1]) or self._ones.dtype != x.dtype:
             self._ones = x.new_ones(len(x), 1, x.shape[1])
-        for place in reversed(range(self._first, len(passed))):  # no gradient of the features
+        for place in reversed(range(self._first, len(passed))):  # no gradient for the features
             layer, (x, y) = self._layers[place], passed[place]
             if not isinstance(layer, Linear):
                 gradient = layer.gradient(gradient, x, y)
                 continue
             later = (
                 torch.bmm(gradient, theta[layer.weight]) if place > self._first else gradient
-            )  # before the weight may move
+            )  # computed before the update below, since `into` may be theta
             into[layer.weight].baddbmm_(gradient.transpose(1, 2), x, beta=beta, alpha=alpha)
             if layer.bias is not None:
                 into[layer.bias].unsqueeze(1).baddbmm_(self._ones, gradient, beta=beta, alpha=alpha)
@@ -141,7 +140,7 @@ class ChainGradient:
 
 
 def chain_gradient(layers: Sequence[Layer] | None, task: Task, sample_shape: Sequence[int]) -> ChainGradient | None:
-    """None where there are no linear layers, or ones over samples that are not flat, and for a task of another kind."""
+    """Gradients of a chain; None without linear layers, for samples that are not flattened, or for other tasks."""
     linear = [layer for layer in layers or () if isinstance(layer, Linear)]
     if not layers or not linear:
         return None
@@ -159,8 +158,10 @@ def chain_gradient(layers: Sequence[Layer] | None, task: Task, sample_shape: Seq
 def _cross_entropy(
     outputs: Tensor, targets: Tensor, weights: Tensor, *, smoothing: float, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Classification's: -sum_c q_c log p_c with q = (1 - s) [c is right] + s / C, whose gradient by the logits is p - q."""
-    logits = outputs.transpose(1, 2).contiguous()  # [K, C, B]: torch's softmax is slow over a short last dimension
+    """-sum_c q_c log p_c with q_c = (1 - s) [c is the target] + s / C; the gradient for the logits is p - q."""
+    logits = outputs.transpose(
+        1, 2
+    ).contiguous()  # [K, C, B], because torch's softmax is slow over a short last dimension
     if temperature != 1:
         logits = logits / temperature
     log_p = torch.log_softmax(logits, 1)
@@ -179,6 +180,6 @@ def _cross_entropy(
 
 
 def _squared_error(outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Regression's."""
+    """Squared errors and their gradient."""
     errors = outputs.squeeze(-1) - targets
     return errors.square(), (2 * errors * weights).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""What the objectives of a stack of clients may read."""
+"""The contexts that objectives read, for a cohort of clients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +10,12 @@ from torch import Tensor
 from fedsign.objectives.base import LocalContext
 from fedsign.records import Tensors
 
-# K = clients of the stack
+# K = clients in the stack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedContext:
-    """The clients' `LocalContext`s in one.  `received` and `shared` are stacked only where they differ."""
+    """The clients' `LocalContext`s in one.  `received` and `shared` are stacked only if they differ."""
 
     received: Tensors
     received_is_stacked: bool
@@ -26,7 +26,7 @@ class StackedContext:
     sizes: Mapping[str, int]
 
     def first(self, num: int) -> "StackedContext":
-        """That of the first clients."""
+        """The context of the first clients."""
 
         def cut(tensors: Tensors) -> Tensors:
             return {name: tensor[:num] for name, tensor in tensors.items()}
@@ -40,13 +40,13 @@ class StackedContext:
         )
 
     def joint(self) -> LocalContext:
-        """All clients' as one, for functions of each element: what differs between clients has them as its first axis."""
+        """One context for elementwise functions; tensors that differ between clients have a leading axis K."""
         return LocalContext(
             received=self.received, state=self.state, shared=self.shared, unit_displacement=None, sizes=self.sizes
         )
 
     def mapped(self, function: Callable[..., tuple[Tensor, ...]], *stacked: object) -> tuple[Tensor, ...]:
-        """`function(client's context, client's part of each of `stacked`)` for every client."""
+        """Map `function(context, *slices of stacked)` over the clients with vmap."""
         displacement = None
         if self.unit_displacement is not None:
             displacement = next(iter(self.received.values())).new_tensor(self.unit_displacement)
@@ -70,7 +70,7 @@ class StackedContext:
 
 
 def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
-    """The contexts of clients as one."""
+    """Combine the contexts of several clients."""
     first = contexts[0]
     others = [context for context in contexts if context is not first]
     received_differs = any(context.received is not first.received for context in others)
@@ -90,10 +90,10 @@ def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
 
 
 def stacked_tensors(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:
-    """Tensors [...] of K clients as [K, ...]."""
+    """Stack the tensors [...] of K clients as [K, ...]."""
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
 def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether these are the same tensors, not merely equal ones."""
+    """Whether these are identical objects, not merely equal tensors."""
     return one is other or (one.keys() == other.keys() and all(one[name] is other[name] for name in one))

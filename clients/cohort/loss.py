@@ -1,16 +1,16 @@
-"""The losses of many clients as one program: stacked parameters in, one loss per client out.
+"""The losses of a cohort as one program: stacked parameters in, one loss per client out.
 
-The sum of the clients' losses has each client's own gradient in its slice, since no client's loss depends on
-another's parameters; so plain autograd serves.  Models of linear layers and elementwise functions are batched
-matrix products; every other model and every contrast is mapped over the clients by `torch.func.vmap`.
-`clients.cohort.chain` does the same by hand for small chains.
+No client's loss depends on another's parameters, so the gradient of the summed losses contains each client's own
+gradient in its slice, and plain autograd suffices.  Models of linear layers and elementwise functions become batched
+matrix products; other models, and contrasts, are mapped over the clients by `torch.func.vmap`.  `clients.cohort.chain`
+does the same by hand for small chains.
 
-The gradient of penalties is added by itself: the objective's own, of all clients at once, or autograd's; see
+The gradient of penalties is added separately: the objective's own, for all clients at once, or autograd's; see
 [Note: one gradient for three paths] in fedsign.objectives.base.
 
-[Note: means over true samples] A batch may be filled up with samples of weight 0.  The task's loss is therefore
-asked for sample by sample (`Task.losses`) and summed with the weights; so is an objective's contrast, whose mean over
-the batch (`Objective.contrast_is_mean`) is rebuilt from its samples' contrasts.
+[Note: means over true samples] A batch may be padded with samples of weight 0.  Therefore losses are computed per
+sample (`Task.losses`) and summed with weights.  The same holds for an objective's contrast, whose mean over the batch
+(`Objective.contrast_is_mean`) is rebuilt from the contrasts of single samples.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,24 +29,24 @@ from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.records import Tensors
 from fedsign.tasks.base import SampleTask
 
-# K = clients of the stack, B = samples of a batch
+# K = clients in the stack, B = samples in a batch
 
 
 class StackedLoss:
-    """Each client's loss of a batch: the task's, and the objective's contrast."""
+    """The clients' losses on a batch: the task's, and the objective's contrast."""
 
     def __init__(
         self, model: StackedModel, task: SampleTask, objective: Objective, layers: list[Layer] | None = None
     ) -> None:
-        """`layers` are the model's `stacked_layers`, looked up once for many rounds."""
+        """`layers` are the model's `stacked_layers`, found once for many rounds."""
         self._model, self._task, self._objective, self._layers = model, task, objective, layers
 
     def __call__(
         self, theta: Tensors, batch: StackedBatch, context: StackedContext, *, buffers: Tensors | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The clients' losses without penalties, summed, and each sample's task loss [K, B], detached.
+        """The sum of the clients' losses without penalties, and the detached task losses per sample [K, B].
 
-        theta [K, ...].  BatchNorm updates `buffers` [K, ...] in place.  The batch has as many masks as `draws` gives.
+        theta is [K, ...].  BatchNorm updates `buffers` [K, ...] in place.  The batch needs a mask for each of `draws`.
         """
         outputs, contrast = self._passed(theta, buffers or {}, batch, context)
         losses = self._task.losses(outputs.flatten(0, 1), batch.targets.flatten()).view_as(batch.weights)
@@ -56,7 +56,7 @@ class StackedLoss:
         return total, losses.detach()
 
     def draws(self, theta: Tensors, batch: StackedBatch, context: StackedContext, *, buffers: Tensors) -> list[Draw]:
-        """What dropout draws in such a step, call by call; moves `buffers`."""
+        """The calls of dropout layers in a step, in order; updates `buffers`."""
         noted = self._model.batch.draws = list[Draw]()
         self._passed(theta, buffers, batch, context)
         self._model.batch.draws = None
@@ -78,7 +78,7 @@ class StackedLoss:
         return x, None
 
     def _outputs(self, theta: Tensors, buffers: Tensors, batch: StackedBatch) -> Tensor:
-        """One client's [B, outputs]."""
+        """One client's outputs [B, outputs]."""
         self._model.batch.begin(batch.weights, batch.masks)
         outputs: Tensor = functional_call(self._model.module, {**theta, **buffers}, (batch.features,))
         return outputs
@@ -93,7 +93,7 @@ class StackedLoss:
 
         def of_sample(present: Tensor, place: Tensor) -> Tensor:
             def of(others: Mapping[str, Tensor]) -> Tensor:
-                """The batch's, since samples may be normalized together; of it this sample's."""
+                """This sample's representation, from the whole batch, since BatchNorm mixes samples."""
                 return forward_with_features(module, {**buffers, **others}, features)[1].index_select(0, place[None])
 
             term = self._objective.contrast(Representation(present=present[None], of=of), context)
@@ -106,9 +106,9 @@ class StackedLoss:
 def penalty_gradient(
     objective: Objective, theta: Tensors, context: StackedContext
 ) -> Callable[[], Tensors | None] | None:
-    """Gives what the penalties add to the gradient where theta [K, ...] is now, as new tensors, or None for nothing.
+    """A function that returns the gradient of the penalties at the current theta [K, ...], as new tensors or None.
 
-    None itself if the objective has no penalty.
+    None instead of a function if the objective has no penalty.
     """
     if objective.has_gradient:
         return partial(_own, objective, theta, context.joint())
@@ -119,7 +119,7 @@ def _own(objective: Objective, theta: Tensors, context: LocalContext) -> Tensors
     found = objective.penalty_gradient(theta, context)
     if found is None:
         return None
-    # One that reads no more than what the clients share is the same for all of them.
+    # A gradient that reads only shared tensors has no client axis yet.
     return {
         name: found[name] if found[name].shape == tensor.shape else found[name].expand_as(tensor).clone()
         for name, tensor in theta.items()
@@ -127,7 +127,7 @@ def _own(objective: Objective, theta: Tensors, context: LocalContext) -> Tensors
 
 
 def by_autograd(objective: Objective, theta: Tensors, context: StackedContext) -> Tensors:
-    """The sum of the clients' penalties has each client's own gradient in its slice."""
+    """The gradient of the summed penalties, which has each client's own gradient in its slice."""
 
     def penalty(context: LocalContext, theta: Mapping[str, Tensor]) -> tuple[Tensor]:
         term = objective.penalty(theta, context)
@@ -140,4 +140,4 @@ def by_autograd(objective: Objective, theta: Tensors, context: StackedContext) -
     if not total.requires_grad:
         return {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
     found = torch.autograd.grad(total, list(free.values()), materialize_grads=True)
-    return {name: tensor.clone() for name, tensor in zip(free, found, strict=True)}  # may be expanded
+    return {name: tensor.clone() for name, tensor in zip(free, found, strict=True)}  # autograd may return expanded ones

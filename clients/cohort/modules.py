@@ -1,14 +1,14 @@
-"""Layers that mix samples or draw numbers, for a batch that may be filled up: BatchNorm and dropout.
+"""BatchNorm and dropout for padded batches in cohorts.
 
-A model's copy gets them in place of its own forward methods.  They read what a client's batch is from a `Batch`,
-which whoever calls the model inside `torch.func.vmap` sets before.
+They replace the forward methods of a copy of the model, and read the current batch from a `Batch`, which must be set
+before the model is called inside `torch.func.vmap`.
 
-[Note: BatchNorm] Mean and variance are those of the true samples: padding weighs 0.  The running statistics are
-written in place into the tensors that `functional_call` was given, by torch's rule: the variance unbiased, `momentum`
-None for a plain mean over all batches.
+[Note: BatchNorm] Mean and variance cover the true samples only; padding has weight 0.  Running statistics are updated
+in place, in the tensors given to `functional_call`, by torch's rule: unbiased variance, and a cumulative mean if
+`momentum` is None.
 
-[Note: dropout] A mask is drawn for the true samples of one client, in the shape and in the way in which its layer draws it, from a
-generator that is in the state in which the sequential path lends torch's own; a row of padding is dropped.
+[Note: dropout] Masks are drawn for the true samples of each client, with the shape and method of the layer, from a
+generator in the same state as torch's own on the sequential path.  Rows of padding are dropped.
 """
 
 import copy
@@ -26,7 +26,7 @@ from clients.model_probes import dropouts
 from fedsign.data.base import IntArray
 from fedsign.models import dropout
 
-# B = samples of a batch, true and padding; n = true samples; C = channels
+# B = samples in a batch, true ones and padding; n = true samples; C = channels
 
 STACKED_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 STACKED_DROPOUTS = (nn.Dropout, nn.Dropout2d)
@@ -35,7 +35,7 @@ _Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """One call of a dropout layer: what it keeps a number with, the shape of a sample's mask, and whether torch draws it."""
+    """A call of a dropout layer: keep probability, mask shape per sample, and whether torch draws the mask."""
 
     keep: float
     shape: tuple[int, ...]
@@ -47,17 +47,17 @@ class Batch:
 
     def __init__(self) -> None:
         self.weights, self.count = torch.ones(1), torch.ones(())  # [B], 1/n for true samples; n
-        self.masks: Iterator[Tensor] = iter(())  # [B, ...] each, in the order of the calls
-        self.draws: list[Draw] | None = None  # where dropout notes what it would draw, and lets everything pass
+        self.masks: Iterator[Tensor] = iter(())  # [B, ...] each, in calling order
+        self.draws: list[Draw] | None = None  # if a list, dropout records its calls and drops nothing
 
     def begin(self, weights: Tensor, masks: Sequence[Tensor]) -> None:
-        """Another batch."""
-        self.weights, self.count = weights, 1 / weights[0]  # the first sample is a true one
+        """Start a batch."""
+        self.weights, self.count = weights, 1 / weights[0]  # the first sample is never padding
         self.masks = iter(masks)
 
 
 class StackedModel:
-    """A model, in training mode, whose BatchNorm and dropout layers go by `batch`."""
+    """A model in training mode whose BatchNorm and dropout layers use `batch`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.batch: Final = Batch()
@@ -66,7 +66,7 @@ class StackedModel:
         self.module: Final = copy.deepcopy(model) if self.has_norm or self.draws else model
         for module in self.module.modules():
             if isinstance(module, STACKED_NORMS) and type(module) in STACKED_NORMS:
-                vars(module)["forward"] = partial(_batch_norm, module, self.batch)  # of this instance alone
+                vars(module)["forward"] = partial(_batch_norm, module, self.batch)  # of this instance only
             elif isinstance(module, STACKED_DROPOUTS) and type(module) in STACKED_DROPOUTS and module.p > 0:
                 vars(module)["forward"] = partial(_dropout, module, self.batch)
 
@@ -74,9 +74,9 @@ class StackedModel:
 def drawn_masks(
     draws: Sequence[Draw], lengths: IntArray, generators: Sequence[torch.Generator], like: Tensor
 ) -> list[Tensor]:
-    """The masks of a step, [clients, B, ...] each.
+    """Draw the masks of a step, [clients, B, ...] each.
 
-    `lengths` are the clients' true samples; `like` [clients, B, ...] has the type and the number of samples.
+    `lengths` are the clients' numbers of true samples; `like` [clients, B, ...] gives dtype and B.
     """
     width = like.shape[1]
     masks = [like.new_zeros(len(lengths), width, *draw.shape) for draw in draws]
@@ -88,7 +88,7 @@ def drawn_masks(
 
 
 def _drawn(draw: Draw, num: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """A client's own mask [num, ...], as its layer draws it on the sequential path."""
+    """Draw a client's mask [num, ...] exactly as the sequential path does."""
     shape = (num, *draw.shape)
     if not draw.is_torchs:
         return dropout.mask(shape, draw.keep, dtype=like.dtype, generator=generator)
@@ -111,7 +111,7 @@ def _dropout(module: nn.Dropout | nn.Dropout2d, batch: Batch, x: Tensor) -> Tens
 
 
 def _batch_norm(module: _Norm, batch: Batch, x: Tensor) -> Tensor:
-    """x [B, C, ...]; see [Note: BatchNorm]."""
+    """Normalize x [B, C, ...]; see [Note: BatchNorm]."""
     if not module.training and module.running_mean is not None:
         return functional.batch_norm(
             x, module.running_mean, module.running_var, module.weight, module.bias, training=False, eps=module.eps
@@ -132,7 +132,7 @@ def _batch_norm(module: _Norm, batch: Batch, x: Tensor) -> Tensor:
 
 
 def _move(module: _Norm, num: Tensor, mean: Tensor, variance: Tensor) -> None:
-    """The running statistics after one more batch of `num` values per channel."""
+    """Update the running statistics with a batch of `num` values per channel."""
     running, tracked = (module.running_mean, module.running_var), module.num_batches_tracked
     if tracked is not None:
         tracked.add_(1)

@@ -1,8 +1,8 @@
-"""torch's optimizers over stacked parameters [K, ...], for the first n clients of the stack.
+"""torch's optimizers on stacked parameters [K, ...], for the first n clients of the stack.
 
-torch's SGD, Adam and AdamW move each element by itself, and all clients begin a round with a fresh optimizer and take their steps
-together.  So one optimizer of the stacked tensors serves all of them.  What is not among the first n is not touched: momentum and weight
-decay do not move a client that is done.
+torch's SGD, Adam, and AdamW are elementwise, and all clients start a round with a fresh optimizer and step together, so
+one optimizer of the stacked tensors serves them all.  Clients after the first n are not touched: momentum and weight
+decay must not move a client that is done.
 """
 
 from collections.abc import Iterable
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from fedsign.optim.lean import made_lean, step_leanly
 
-# K = clients of the stack
+# K = clients in the stack
 
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 class StackedOptimizer:
-    """Steps of the first clients of a stack."""
+    """Steps the first clients of a stack."""
 
     def __init__(self, whole: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
-        """`whole` is one model's optimizer of a class in `ELEMENTWISE`, `parameters` are the model's, in its order."""
+        """`whole` is a single model's optimizer, of a class in `ELEMENTWISE`; `parameters` are those of the model."""
         place_of = {parameter: place for place, parameter in enumerate(parameters)}
         self._kind = type(whole)
         self._groups = [
@@ -32,15 +32,15 @@ class StackedOptimizer:
 
     @property
     def descent(self) -> float | None:
-        """The learning rate of a rule that is  theta <- theta - lr g  and no more; else None."""
+        """The learning rate if the rule is just  theta <- theta - lr g, else None."""
         group = self._groups[0]
         is_plain = self._kind is torch.optim.SGD and len(self._groups) == 1 and not group["maximize"]
         return float(group["lr"]) if is_plain and not group["momentum"] and not group["weight_decay"] else None
 
     def step(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Move the parameters [n, ...] in place; n never grows from step to step.
+        """Update the parameters [n, ...] in place; n never grows.
 
-        Gradients are not written to: autograd may give one that is expanded, or the same for two parameters.
+        Gradients are not modified, because autograd may return expanded ones, or the same one for two parameters.
         """
         if self.descent is not None:
             torch._foreach_add_(parameters, gradients, alpha=-self.descent)
@@ -52,8 +52,8 @@ class StackedOptimizer:
         self._optimizer.step()
 
     def _take(self, parameters: list[Tensor]) -> None:
-        """Move these from now on, with the moments of the clients that still take part."""
-        leaves = [nn.Parameter(tensor) for tensor in parameters]  # in the same memory
+        """Switch to these parameters, and keep the moments of the clients that remain."""
+        leaves = [nn.Parameter(tensor) for tensor in parameters]  # sharing memory
         if not self._leaves:
             groups = [{**group, "params": [leaves[place] for place in group["params"]]} for group in self._groups]
             self._optimizer = step_leanly(made_lean(self._kind, groups))
@@ -68,7 +68,7 @@ class StackedOptimizer:
 
 
 def clip_each(gradients: list[Tensor], max_norm: float) -> list[Tensor]:
-    """`torch.nn.utils.clip_grad_norm_` for every client by itself; gradients [n, ...]."""
+    """`torch.nn.utils.clip_grad_norm_` per client; gradients are [n, ...]."""
     norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients])
     factors = (max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)  # [n]
     return [gradient * factors.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients]

@@ -1,11 +1,11 @@
-"""How clients are trained: one after another, or many as one stack of tensors.  Decided once, by a rule.
+"""Decide how clients are trained: one after another, or as a cohort in one stack of tensors.
 
-`client.path = sequential` is the specification, and the only path whose bits are the same on every engine.
-`cohort` gives the same results to rounding; what it could not do exactly is refused before a run
-(`clients.cohort.trial`).  `auto` is `cohort` where that is exact and known to be faster.  A rule decides, not a clock:
-the same experiment takes the same path everywhere.  It takes a chain of linear layers and elementwise functions with at
-most `_MOST_PARAMETERS` parameters, and an objective without a penalty, or with its gradient.  Convolutions stay
-sequential: stacked, they become grouped convolutions, which are slower on CPUs.
+`client.path = sequential` is the specification, and the only path that is bitwise equal on every engine.  `cohort`
+gives the same results up to rounding; what it cannot reproduce is refused before a run (`clients.cohort.trial`).
+`auto` selects `cohort` if it is exact and known to be faster: for a chain of linear layers and elementwise functions
+with at most `_MOST_PARAMETERS` parameters, and an objective without a penalty or with its gradient.  This is a rule,
+not a measurement, so the same experiment takes the same path everywhere.  Convolutions stay sequential: stacked, they
+become grouped convolutions, which are slower on CPUs.
 """
 
 from math import prod
@@ -22,12 +22,12 @@ from fedsign.records import ObjectiveSpec
 from fedsign.workload import Workload
 
 _MOST_PARAMETERS = 250_000
-_STACK_BYTES = 256 * 2**20  # what a stack may take: parameters, gradients, moments, states, activations
-_COPIES = 8  # of the parameters: model, gradient, two moments, two of state and served model, temporaries
+_STACK_BYTES = 256 * 2**20  # budget of a stack: parameters, gradients, moments, states, activations
+_COPIES = 8  # of the parameters: model, gradient, two moments, state, served model, temporaries
 
 
 def on_path(workload: Workload, spec: ObjectiveSpec) -> Workload:
-    """The workload with `client.path` decided, and `client.chunk` where a stack is trained."""
+    """The workload with `client.path` decided, and for the cohort path `client.chunk`."""
     client = CohortKeys.of(workload.config)
     if client.path == "cohort" or (client.path == "auto" and _is_faster(Experiment(workload=workload, spec=spec))):
         return workload.with_client(path="cohort", chunk=client.chunk or chunk_of(workload))
@@ -35,7 +35,7 @@ def on_path(workload: Workload, spec: ObjectiveSpec) -> Workload:
 
 
 def _is_faster(experiment: Experiment) -> bool:
-    """See the module."""
+    """The rule of `auto`."""
     model, objective = experiment.model, experiment.objective
     is_fast = objective.has_gradient or not objective.has_penalty
     is_small = sum(parameter.numel() for parameter in model.parameters()) <= _MOST_PARAMETERS
@@ -43,7 +43,7 @@ def _is_faster(experiment: Experiment) -> bool:
 
 
 def chunk_of(workload: Workload) -> int:
-    """How many clients fit into a stack, by what they take; at most those of a round."""
+    """The number of clients that fit into a stack's budget, at most a round's cohort."""
     model, client = workload.make_model(), workload.config.client
     parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     activation_bytes = (
@@ -54,7 +54,7 @@ def chunk_of(workload: Workload) -> int:
 
 
 def _num_activations(model: nn.Module, sample: Tensor) -> int:
-    """Activations of one sample, its own features included; the model keeps the hooks that count them."""
+    """The number of activations per sample, features included; leaves counting hooks on the model."""
     counts = [prod(sample.shape)]
     for module in model.modules():
         if next(module.children(), None) is None:

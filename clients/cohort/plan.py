@@ -1,11 +1,11 @@
-"""The local steps of many clients as tensors: which samples, with which weight, for whom.
+"""The local steps of a cohort as tensors: samples and weights, per step and client.
 
-Clients stand in the order of their number of steps, the most first, so that those that still train in a step
-are the first `active` of the stack: a client that is done is not computed with a mask, it is not computed.
-The samples and their order are those of `clients.batches.Batching`, by the same streams.
+Clients are sorted by their number of steps, descending, so the clients that still train in a step are the first
+`active` ones of the stack.  A client that is done is dropped from the computation, not masked.  Samples and their order
+are those of `clients.batches.Batching`, from the same random streams.
 
-[Note: padding] A short batch is filled up with its own first sample, at weight 0; the true ones weigh 1/n.  A stranger
-in that place would carry its NaN into this client (0 x NaN is NaN); the batch's own sample changes nothing.
+[Note: padding] A short batch is padded with its own first sample at weight 0; true samples weigh 1/n.  Padding with
+another client's sample could leak a NaN (0 x NaN is NaN); the batch's own sample cannot change the result.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,36 +19,36 @@ from torch import Tensor
 from clients.batches import Batching
 from fedsign.data.base import IntArray
 
-# K = clients of the stack, S = steps of the client that takes most, B = samples of the largest batch
+# K = clients in the stack, S = steps of the client with the most, B = samples of the largest batch
 
 
 class StackedBatch(NamedTuple):
-    """One step's batches, of all clients [K, ...]; within vmap of one."""
+    """One step's batches of all clients [K, ...]; inside vmap, of a single one."""
 
     features: Tensor  # [K, B, ...]
     targets: Tensor  # [K, B]
     weights: Tensor  # [K, B]
-    masks: Sequence[Tensor] = ()  # [K, B, ...], dropout's
+    masks: Sequence[Tensor] = ()  # [K, B, ...], for dropout
 
     def first(self, num: int) -> "StackedBatch":
-        """That of the first clients, without masks."""
+        """The batches of the first clients, without masks."""
         return StackedBatch(self.features[:num], self.targets[:num], self.weights[:num])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedPlan:
-    """The steps of a stack.  `order[i]` is the client (as given) that stands at place i."""
+    """The steps of a stack.  `order[i]` is the index of the client at position i."""
 
     order: list[int]
-    active: list[int]  # [S] clients that take part in a step: the first so many
-    lengths: IntArray  # [S, K] true samples of a batch; 0 where a client is done
+    active: list[int]  # [S] number of clients that take part in a step
+    lengths: IntArray  # [S, K] true samples of a batch; 0 if the client is done
     samples: Tensor  # [S, K, B] int64, indices into the training samples
     weights: Tensor  # [S, K, B] float64, 1/n for the n true samples of a batch
-    loss_weights: Tensor  # [S, K] float64, what a batch counts in the last epoch's mean loss
+    loss_weights: Tensor  # [S, K] float64, weight of a batch in the last epoch's mean loss
 
 
 def stacked_plan(indices: Sequence[IntArray], rngs: Iterable[np.random.Generator], batching: Batching) -> StackedPlan:
-    """The steps of several clients; `indices` are their samples' places in the training samples.
+    """Plan the steps of several clients; `indices` are the indices of their training samples.
 
     >>> rngs = [np.random.default_rng(0)]
     >>> plan = stacked_plan([np.arange(5)], rngs, Batching(batch_size=3, epochs=1, steps=0))
@@ -88,12 +88,12 @@ def stacked_plan(indices: Sequence[IntArray], rngs: Iterable[np.random.Generator
 def _dealt(
     indices: Sequence[IntArray], rngs: Iterable[np.random.Generator], num_epochs: Sequence[int]
 ) -> tuple[IntArray, list[int]]:
-    """Every client's samples as often as it has epochs, each time shuffled, one after another; where each client's begin."""
+    """All clients' samples, shuffled once per epoch and concatenated; and the offset of each client."""
     dealt = np.concatenate([index for index, num in zip(indices, num_epochs, strict=True) for _ in range(num)])
     begins, place = [], 0
     for index, num, rng in zip(indices, num_epochs, rngs, strict=True):
         begins.append(place)
         for _ in range(num):
-            rng.shuffle(dealt[place : place + len(index)])  # draws what `permutation` draws
+            rng.shuffle(dealt[place : place + len(index)])  # same draws as `permutation`, without a copy
             place += len(index)
     return dealt, begins

@@ -1,4 +1,4 @@
-"""Stacks of clients, where `client.path` asks for them."""
+"""The provider of cohort training, chosen by `client.path`."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,10 +11,10 @@ from fedsign.workload import Workload
 
 
 class CohortProvider(TrainerProvider):
-    """See TrainerProvider."""
+    """Trains cohorts as one stack of tensors."""
 
     def decide(self, spec: ObjectiveSpec) -> Workload:
-        """See TrainerProvider."""
+        """Decide `client.path` and `client.chunk`."""
         keys = CohortKeys.of(self.workload.config)
         if keys.path == "sequential" and not keys.chunk:
             return self.workload
@@ -23,11 +23,11 @@ class CohortProvider(TrainerProvider):
         return on_path(self.workload, spec)
 
     def takes(self) -> bool:
-        """See TrainerProvider."""
+        """Whether the cohort path was chosen, in a single process."""
         return CohortKeys.of(self.workload.config).path == "cohort" and self.workers == 1
 
     def open(self, *, logs: Path, in_process: bool) -> AbstractContextManager[LocalTrainer]:
-        """See TrainerProvider."""
+        """A cohort trainer, which has no other processes."""
         from clients.cohort.trainer import CohortTrainer
 
         return nullcontext(CohortTrainer(self.workload, chunk=CohortKeys.of(self.workload.config).chunk))

@@ -1,4 +1,4 @@
-"""What the cohort path does not go with; the rules are imported when it is asked for."""
+"""Settings to refuse on the cohort path; the rules are imported only if it is chosen."""
 
 from clients.cohort.section import CohortKeys
 from fedsign.compatibility import Experiment

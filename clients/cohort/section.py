@@ -1,4 +1,4 @@
-"""What the cohort path adds to the configuration's table [client]."""
+"""The cohort path's keys in the configuration table [client]."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from fedsign.sections import NonNegative, Table
 
 
 class CohortKeys(Table):
-    """In [client]."""
+    """Keys in [client]."""
 
-    path: Literal["auto", "sequential", "cohort"] = "sequential"  # cohort: many clients as one stack of tensors
-    chunk: NonNegative = 0  # how many clients a stack holds at most; 0: by a rule
+    path: Literal["auto", "sequential", "cohort"] = "sequential"  # cohort: train many clients as one stack of tensors
+    chunk: NonNegative = 0  # maximum number of clients per stack; 0: automatic

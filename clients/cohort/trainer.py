@@ -1,12 +1,12 @@
-"""The clients of a round trained together: stacked parameters [K, ...], a local step of all of them at once.
+"""Train the clients of a round together: parameters are stacked as [K, ...], and each step covers all clients.
 
-Gives what `clients.trainer.SequentialTrainer` gives, to rounding: the same batches in the same order, the same
-objective, optimizer, clipping, states and replies.  What it cannot do exactly it does not do at all:
-`clients.cohort.trial` says so before a run.
+The results equal those of `clients.trainer.SequentialTrainer` up to rounding: the same batches in the same order, the
+same objective, optimizer, clipping, states, and replies.  `clients.cohort.trial` refuses before a run whatever the
+stack could not reproduce.
 
-A client that cannot begin (its state is missing) is left out of the stack and is a failure.  A stack that
-raises is trained again client by client, so that the one at fault is the only failure.  A client that
-diverges fills its own slice with NaN and nobody else's.
+A client that cannot start, for example because its state is missing, is a failure and not part of the stack.  If a
+stack raises, its clients are trained one by one, so that only the faulty one fails.  A client that diverges fills only
+its own slice with NaN.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,26 +38,23 @@ from fedsign.workload import Workload
 
 T = TypeVar("T")
 
-# K = clients of a stack, S = steps of the client that takes most, B = samples of the largest batch
+# K = clients in a stack, S = steps of the client with the most, B = samples of the largest batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Client:
-    """A client that is ready to train."""
+    """A client ready to train."""
 
     request: TrainRequest
     round: "_Round"
     context: LocalContext
-    buffers: Tensors  # as they came
+    buffers: Tensors  # as received
     frozen_norms: bool  # see [Note: batches of one] in clients.batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stack:
-    """Clients that have trained together: their models' tensors [K, ...] in the order of `clients`, by name.
-
-    `train_losses` are means over the last epochs.
-    """
+    """Trained clients: their models' tensors [K, ...] by name, and mean losses of the last epoch."""
 
     clients: Sequence[_Client]
     tensors: Tensors
@@ -65,7 +62,7 @@ class _Stack:
 
 
 class CohortTrainer:
-    """Trains `chunk` clients at a time; the results do not depend on `chunk` beyond rounding."""
+    """Trains `chunk` clients at a time; results depend on `chunk` by rounding only."""
 
     def __init__(self, workload: Workload, *, chunk: int) -> None:
         client = workload.config.client
@@ -83,7 +80,7 @@ class CohortTrainer:
     def train_many(
         self, requests: Iterable[TrainRequest], states: ClientStore
     ) -> Iterator[TrainReply | ReplyStack | Failure]:
-        """The replies of a chunk as one stack, and its failures; requests that differ in what to do are not stacked."""
+        """Yield each chunk's failures and its replies as one stack; different objectives or rounds are not mixed."""
         for chunk in chunks_of(requests, self._chunk):
             begun = [_attempted(partial(self._begun, request, states), request) for request in chunk]
             yield from (client for client in begun if isinstance(client, Failure))
@@ -94,7 +91,7 @@ class CohortTrainer:
                     yield from self._replies(trained, states)
 
     def _begun(self, request: TrainRequest, states: ClientStore) -> _Client:
-        """A client, in the round's what all have in common: made when the first of them needs it, so that each of them meets its errors."""
+        """Prepare a client; the round's common part is made by the first one, and its errors hit every client."""
         if self._round is None or not self._round.is_of(request):
             optimizer = self._optimizer_at(self._learning_rate(request.round))
             self._round = _Round(request, self._workload, self._model, optimizer)
@@ -109,7 +106,7 @@ class CohortTrainer:
         )
 
     def _train(self, clients: Sequence[_Client]) -> list[_Stack | Failure]:
-        """All of them in one stack, or each in one of its own if that raises."""
+        """Train the clients in one stack, or individually if that raises."""
         if not clients:
             return []
         try:
@@ -153,7 +150,7 @@ class CohortTrainer:
         return trained if plan.order == sorted(plan.order) else _joined([trained], clients)
 
     def _replies(self, stack: _Stack, states: ClientStore) -> Iterator[TrainReply | ReplyStack | Failure]:
-        """The clients' states are saved, then they answer as one."""
+        """Save the clients' states, then reply as one stack."""
         objective, partitions = stack.clients[0].round.objective, [each.request.partition for each in stack.clients]
         tensors = self._packing.packed(stack.tensors)
         replies = ReplyStack(
@@ -174,7 +171,9 @@ class CohortTrainer:
             yield from (extra for extra in kept if isinstance(extra, Failure))
             replies = replies.without(failed) if failed else replies
             extras = [extra for extra in kept if not isinstance(extra, Failure)]
-            if not all(_shapes(extra) == _shapes(extras[0]) for extra in extras):  # whose are wrong, the server says
+            if not all(
+                _shapes(extra) == _shapes(extras[0]) for extra in extras
+            ):  # let the server judge which are wrong
                 yield from (replace(one, extra=extra) for one, extra in zip(replies.replies(), extras, strict=True))
                 return
             replies = replace(replies, extra=stacked_tensors(extras) if extras else {})
@@ -182,7 +181,7 @@ class CohortTrainer:
             yield replies
 
     def _keep(self, stack: _Stack, place: int, states: ClientStore) -> Tensors:
-        """Save a client's state; what it sends besides its model."""
+        """Save a client's state; return its auxiliary tensors."""
         client, packing = stack.clients[place], self._packing
         request, context, objective, next_state = client.request, client.context, client.round.objective, Tensors()
         if objective.has_state:
@@ -193,7 +192,7 @@ class CohortTrainer:
 
 
 class _Round:
-    """What the clients of a round have in common: the objective, and what they receive, which is converted once."""
+    """The common part of a round's clients: the objective, and the received tensors, converted once."""
 
     def __init__(
         self, request: TrainRequest, workload: Workload, model: nn.Module, optimizer: torch.optim.Optimizer
@@ -208,11 +207,11 @@ class _Round:
         self._shared = _once(lambda came: dict(packing.whole(to_device(came, workload.device))))
 
     def is_of(self, request: TrainRequest) -> bool:
-        """Whether it is this round, with the same objective."""
+        """Whether a request belongs to this round and objective."""
         return self._number == request.round and self._spec == request.objective
 
     def context(self, request: TrainRequest, received: Tensors, states: ClientStore, num_steps: int) -> LocalContext:
-        """The same one for clients that differ in nothing an objective may read."""
+        """A client's context, shared between clients if nothing that an objective may read differs."""
         shared, known = self._shared(request.shared), self._contexts.get(num_steps)
         is_same = known is not None and known.received is received and known.shared is shared
         if known is not None and is_same and not self.objective.has_state:
@@ -229,18 +228,18 @@ class _Round:
 
 
 def _received(model: nn.Module, packing: Packing, came: Tensors) -> tuple[Tensors, Tensors]:
-    """A client's parameters and buffers on the device, in the model's types."""
+    """The received parameters and buffers on the device, in the model's dtypes."""
     own, whole = model.state_dict(), packing.whole(came)
     if {name: tensor.shape for name, tensor in came.items()} != {
         name: packing.shape(name, tensor.shape) for name, tensor in own.items()
     }:
-        model.load_state_dict(dict(whole))  # says what does not fit, as on the sequential path
+        model.load_state_dict(dict(whole))  # raises the same error as the sequential path
     found = {name: whole[name].to(tensor.device, tensor.dtype) for name, tensor in own.items()}
     return {name: found.pop(name) for name, _ in model.named_parameters()}, found
 
 
 def _once(convert: Callable[[Tensors], T]) -> Callable[[Tensors], T]:
-    """The conversion, which gives the same result for the same tensors as the last ones."""
+    """Cache a conversion for the last tensors, compared by identity."""
     last: list[tuple[Tensors, T]] = []
 
     def converted(came: Tensors) -> T:
@@ -252,11 +251,11 @@ def _once(convert: Callable[[Tensors], T]) -> Callable[[Tensors], T]:
 
 
 def _attempted(work: Callable[[], T], request: TrainRequest) -> T | Failure:
-    """What `work` gives, or the client's failure; a client's error is an answer, on every engine."""
+    """The result of `work`, or the client's failure if it raises."""
     try:
         return work()
     except DiskFullError:
-        raise  # not this client's fault: going on would lose one client after another
+        raise  # not the client's fault; continuing would lose one client after another
     except Exception as error:  # noqa: BLE001
         return failure_of(request.partition, error)
 
@@ -266,14 +265,14 @@ def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
 
 
 def _copies(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:
-    """Tensors of K clients as new ones [K, ...]."""
+    """Copy the tensors of K clients into new ones [K, ...]."""
     if all(tree is trees[0] for tree in trees):
         return {name: tensor.expand(len(trees), *tensor.shape).clone() for name, tensor in trees[0].items()}
     return stacked_tensors(trees)
 
 
 def _joined(stacks: Sequence[_Stack], clients: Sequence[_Client]) -> _Stack:
-    """The clients of the stacks as one stack, in the order of `clients`."""
+    """Concatenate stacks, in the order of `clients`."""
     found = {id(client): place for place, client in enumerate(client for stack in stacks for client in stack.clients)}
     places = [found[id(client)] for client in clients]
     losses = [loss for stack in stacks for loss in stack.train_losses]

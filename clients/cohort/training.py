@@ -1,7 +1,7 @@
-"""All local steps of a stack of clients.
+"""The local steps of a stack of clients.
 
-A step's gradient is written out by hand where the model is a small chain (`clients.cohort.chain`), and autograd's
-otherwise; the penalty's is added to it.
+The gradient of a step is hand-written if the model is a small chain (`clients.cohort.chain`), otherwise autograd's.
+The gradient of the penalty is added to it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ from fedsign.workload import Workload
 
 _AT_ONCE = 8 * 2**20  # bytes of features
 
-# K = clients of a stack, n = those that take part in a step, S = steps, B = samples of the largest batch
+# K = clients in a stack, n = those that take part in a step, S = steps, B = samples of the largest batch
 
 
 class StackedTraining:
-    """Local training for one workload; what it needs is looked up once for all rounds."""
+    """Local training of stacks for one workload, prepared once for all rounds."""
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
-        # of these classes, or `clients.cohort.trial` would have refused the experiment
+        # `clients.cohort.trial` refuses other classes
         self._samples = cast(Samples, workload.training_samples)
         self.task = cast(SampleTask, workload.training_task)
         self.workload = workload
@@ -46,7 +46,7 @@ class StackedTraining:
 
     @property
     def needs_streams(self) -> bool:
-        """Whether clients draw numbers while they train."""
+        """Whether clients draw random numbers during training."""
         return self.model.draws or self.workload.config.data.augment != "none"
 
     def minimize(
@@ -61,12 +61,10 @@ class StackedTraining:
         *,
         frozen_norms: bool = False,
     ) -> list[float]:
-        """Take the clients' steps, which move their parameters and buffers [K, ...] in place.
+        """Take all steps, updating parameters and buffers [K, ...] in place; return the last epoch's mean task losses.
 
-        Returns each client's mean task loss of its last epoch.
-
-        `streams` are the clients' own, in the plan's order, if `needs_streams`.  `frozen_norms`: BatchNorm goes by its
-        running statistics; see [Note: batches of one] in clients.batches.
+        `streams` are the clients' generators in the plan's order, if `needs_streams`.  With `frozen_norms` BatchNorm
+        uses its running statistics; see [Note: batches of one] in clients.batches.
         """
         some = next(iter(theta.values()))
         weights = plan.weights.to(some)
@@ -91,12 +89,12 @@ class StackedTraining:
                         batch = batch._replace(masks=tuple(drawn_masks(draws, lengths, streams, batch.features)))
                 kept.copy_(step(batch))
             counted = plan.loss_weights.to(some)
-            # Not a plain product: a loss of an earlier epoch may have been infinite, and 0 x inf is NaN.
+            # Not a plain product: a loss of an earlier epoch may be infinite, and 0 x inf is NaN.
             means: list[float] = torch.where(counted > 0, counted * (losses * weights).sum(2), 0.0).sum(0).tolist()
         return means
 
     def _augmented(self, features: Tensor, lengths: IntArray, streams: Sequence[torch.Generator]) -> Tensor:
-        """Every client's true samples varied by its own stream, which `Workload.augment` asks torch's generator for."""
+        """Augment each client's true samples with its own generator, lent to torch's global one."""
         if self.workload.config.data.augment == "none":
             return features
         features = features.clone()
@@ -106,7 +104,7 @@ class StackedTraining:
         return features
 
     def _batches(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features [K, B, ...] and targets [K, B] of every step, looked up for as many steps at once as `_AT_ONCE` allows."""
+        """Features [K, B, ...] and targets [K, B] of each step, fetched for several steps at once within `_AT_ONCE`."""
         features, shape = self._samples.features, self._samples.shape
         step_bytes = chosen[0].numel() * max(1, prod(shape)) * features.element_size()
         for some in chosen.split(max(1, _AT_ONCE // step_bytes)):
@@ -119,7 +117,7 @@ class StackedTraining:
 
 
 class _Step:
-    """One local step of the clients that still take part."""
+    """A local step of the clients that still take part."""
 
     def __init__(self, training: StackedTraining, objective: Objective, optimizer: StackedOptimizer) -> None:
         self._chain = None if objective.contrasts else training.chain
@@ -135,7 +133,7 @@ class _Step:
         self._penalty: Callable[[], Tensors | None] | None = None
 
     def take_part(self, num: int, theta: Tensors, buffers: Tensors, context: StackedContext) -> None:
-        """From now on the first `num` clients of the stack."""
+        """Restrict the following steps to the first `num` clients."""
         if num == self._num:
             return
         self._num = num
@@ -147,14 +145,14 @@ class _Step:
         self._gradient = {name: tensor[:num] for name, tensor in self._gradient.items()}
 
     def draws(self, batch: StackedBatch) -> list[Draw]:
-        """What dropout draws in a step, found by a pass of the first client that leaves no trace."""
+        """The dropout calls of a step, found by a pass of the first client without side effects."""
         theta, buffers = (
             {name: tensor[:1].clone() for name, tensor in each.items()} for each in (self._theta, self._buffers)
         )
         return self._loss.draws(theta, batch.first(1), self._context.first(1), buffers=buffers)
 
     def __call__(self, batch: StackedBatch) -> Tensor:
-        """Move the parameters; returns the samples' task losses [n, B]."""
+        """Update the parameters; return the samples' task losses [n, B]."""
         descent = self._optimizer.descent
         pull = None if self._penalty is None else self._penalty()
         is_plain = pull is None and not self._clip_norm and not self._masks
@@ -174,7 +172,7 @@ class _Step:
             into, beta = (self._gradient, 0) if pull is None else (pull, 1)
             return self._chain.add(self._theta, batch, into, beta=beta, alpha=1), into
         with torch.enable_grad():
-            free = {name: tensor.detach().requires_grad_() for name, tensor in self._theta.items()}  # the same memory
+            free = {name: tensor.detach().requires_grad_() for name, tensor in self._theta.items()}  # sharing memory
             total, losses = self._loss(free, batch, self._context, buffers=self._buffers)
         found = torch.autograd.grad(total, list(free.values()))
         if pull is not None:

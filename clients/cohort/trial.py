@@ -1,4 +1,4 @@
-"""What a stack of clients could not train exactly, by rules and by a trial of two clients."""
+"""Refuse what a stack of clients cannot reproduce exactly, by rules and by a trial with two clients."""
 
 from dataclasses import replace
 from typing import cast
@@ -24,26 +24,26 @@ from fedsign.workload import Workload
 
 
 def two_samples(workload: Workload) -> Tensor:
-    """Two different inputs [2, ...] of the data's shape."""
+    """Two different inputs [2, ...] with the shape of the data."""
     first, _ = workload.dataset.train.batch(torch.tensor([0]))
     return torch.cat([first, first.flip(-1) + 1]).to(workload.device)
 
 
 def _strange(layers: list[nn.Module], known: tuple[type[nn.Module], ...]) -> str:
-    """The class of the first layer whose rule is not known for stacks."""
+    """The class of the first layer that stacks do not support; empty if there is none."""
     return next((type(layer).__name__ for layer in layers if type(layer) not in known), "")
 
 
 def _tried(experiment: Experiment) -> str:
-    """A model that mixes samples, changes a buffer or leaves a parameter idle, or what else a step of two clients shows."""
+    """A problem that a step of two clients reveals, such as a model that mixes samples; empty if there is none."""
     try:
         return _found_by_trying(experiment.workload, experiment.model, experiment.objective)
-    except Exception as error:  # noqa: BLE001 - whatever cannot be mapped over clients
+    except Exception as error:  # noqa: BLE001 - anything that cannot be mapped over clients
         return f"a step of two stacked clients raises {failure_of(0, error).reason[:200]}"
 
 
 def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective) -> str:
-    """Take the gradient of two clients with two samples each, and see whether samples know of each other."""
+    """Compute the gradient of two clients with two samples each, and look for dependencies between samples."""
     pair = two_samples(workload)
     if moved := moved_buffer(model, pair):
         return f"a training pass changes the buffer '{moved}', which is none of BatchNorm's"
@@ -67,7 +67,10 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
         batch = batch._replace(masks=tuple(weights.new_ones(2, 2, *draw.shape) for draw in drawn))
     total, _ = loss(theta, batch, context, buffers=buffers)
     if not _pulls_each_by_itself(objective, theta, context):
-        return "the objective's penalty_gradient is not the gradient of its penalty for each client by itself, in new tensors"
+        return (
+            "the objective's penalty_gradient is not the gradient of its penalty for each client by itself, "
+            "in new tensors"
+        )
     gradients = torch.autograd.grad(total, list(theta.values()), allow_unused=True)
     for name, gradient in zip(theta, gradients, strict=True):
         if gradient is None or not model.get_parameter(name).requires_grad:
@@ -77,7 +80,7 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
 
 @torch.no_grad()
 def _pulls_each_by_itself(objective: Objective, theta: Tensors, context: StackedContext) -> bool:
-    """Whether the gradient of a stack's penalties is each client's, the second time too, when the first was written to."""
+    """Whether the stack's penalty gradient is each client's own, even after its first result was overwritten."""
     gradient = penalty_gradient(objective, theta, context)
     if gradient is None:
         return True
@@ -109,7 +112,8 @@ RULES: tuple[Rule[Experiment], ...] = (
     ),
     Rule(
         lambda its: its.trains.adapt_model,
-        "client.optimizer.name={config.client.optimizer.name} freezes weights, of which a stack would hold one copy for each client",
+        "client.optimizer.name={config.client.optimizer.name} freezes weights, "
+        "of which a stack would hold one copy for each client",
     ),
     Rule(
         lambda its: _strange(dropouts(its.model), STACKED_DROPOUTS),

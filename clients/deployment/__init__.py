@@ -1,1 +1,1 @@
-"""The clients' side of a deployment: SuperNodes, what they decide for themselves, evaluation at sites."""
+"""The client side of a deployment: SuperNodes, their own settings, and evaluation at sites."""

@@ -1,4 +1,4 @@
-"""What a site answers when it is asked to test a model: figures of its own test samples, which stay with it."""
+"""Evaluation at a site: metrics on its own test samples, which never leave it."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,7 +11,7 @@ from fedsign.workload import Workload
 
 
 class SiteEvaluator:
-    """Tests models at the sites whose data lie in this process; `num_threads` share out the batches, on a CPU."""
+    """Evaluates models at the sites of this process; on a CPU, `num_threads` share the batches."""
 
     def __init__(self, workload: Workload, *, num_threads: int = 1) -> None:
         self._workload, self._num_threads = workload, num_threads
@@ -19,15 +19,15 @@ class SiteEvaluator:
         self._samples = samples_of_sites(workload.dataset)
 
     def evaluate_many(self, requests: Iterable[EvaluateRequest]) -> Iterator[EvaluateReply | Failure]:
-        """One site after another; one that raises is a failure, not the end."""
+        """Evaluate sites one by one; one that raises becomes a failure."""
         for request in requests:
             try:
                 yield self.evaluate(request)
-            except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
+            except Exception as error:  # noqa: BLE001 - a client's error is a reply, on every engine
                 yield failure_of(request.partition, error)
 
     def evaluate(self, request: EvaluateRequest) -> EvaluateReply:
-        """One site's figures."""
+        """One site's metrics."""
         self._model.load(request.tensors)
         workload, site = self._workload, request.partition
         test, validation = self._samples[site]
@@ -43,7 +43,7 @@ class SiteEvaluator:
 
 
 def samples_of_sites(data: Dataset) -> dict[int, tuple[AnySamples, AnySamples | None]]:
-    """The test and validation samples of each site whose data lie here."""
+    """The test and validation samples of each site in a data set."""
     held = _by_owner(data.validation)
     return {site: (test, held.get(site)) for site, test in _by_owner(data.test).items()}
 

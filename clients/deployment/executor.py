@@ -1,7 +1,7 @@
-"""The process in which a site's clients train: torch is imported and the data are made once, not for every message.
+"""The process in which a site's clients train: it imports torch and loads the data once, not for every message.
 
-`clients.site` starts it beside a SuperNode, and again whenever it ends.  One process serves one app: for the next one it
-becomes a fresh interpreter, so that no module of another run is left in it.
+`clients.site` starts it beside a SuperNode, and restarts it whenever it ends.  A process serves one app; for the next
+app it re-executes itself, so that no module of another run remains loaded.
 """
 
 import logging
@@ -14,7 +14,7 @@ from fedsign.transport.process import end_with
 
 
 def serve(address: str, site: str, task: Task | None) -> NoReturn:
-    """Play tasks, one after another; `site`: its process."""
+    """Process tasks one after another; `site` is the process id of the site."""
     tasks = Tasks(address)
     task = task or tasks.next()
     served = task.fab_hash

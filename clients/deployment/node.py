@@ -1,18 +1,21 @@
-"""What a SuperNode decides for itself, by its own configuration: which data it serves, where, on which device, and what it tells.
+"""A SuperNode's own configuration: its clients, data, device, and what it shares with the server.
 
     flower-supernode ... --node-config 'partition-id=0 site="charite" data-root="/srv/data" device="cuda:0"'
 
-`partition-id` (Flower's name) or `partitions` ("0,3,6") say which clients it is.  `data-root` is where its data lie, which
-wins over whatever the experiment says; `site` is what it is called in reports; `device` wins over `engine.device`;
-`state-root` is where its clients' states are kept.  Capabilities add settings of their own (`clients.deployment.settings`), such as
-`sharding-machines`.
+- `partition-id` (Flower's name) or `partitions` ("0,3,6"): the clients that it serves
+- `data-root`: the location of its data, overrides the experiment
+- `site`: its name in reports
+- `device`: overrides `engine.device`
+- `state-root`: the location of client states
 
-[Note: what stays at a node] A failure travels as its error's class and one sentence; the traceback, which may hold lines of a
-site's own code, goes to the node's log.  Counts of labels stay too.  With `share-details=true` a node sends both.
+Capabilities add settings (`clients.deployment.settings`), such as `sharding-machines`.
 
-[Note: where states lie] Below `state-root`, or else in Flower's home (`$FLWR_HOME`) or `~/.fedsign`, in a folder of the run's
-own name, which stays the same when it is resumed.  A SuperNode that the engine started on its own machine is told the run's
-folder: `state-folder`.
+[Note: what stays at a node] A failure is sent as the error's class and one sentence.  The traceback, which may contain
+a site's own code, goes to the node's log.  Label counts stay at the node as well.  `share-details=true` sends both.
+
+[Note: where states lie] Client states are below `state-root`, `$FLWR_HOME`, or `~/.fedsign`, in a folder named after
+the run, which does not change when the run is resumed.  A SuperNode that the engine started on its own machine gets the
+run's folder as `state-folder`.
 """
 
 import json
@@ -40,22 +43,23 @@ from fedsign.records import Failure
 from fedsign.workload import Workload
 
 RUN_KEY = "run"  # in the run configuration
-TOKENIZER_KEY = "tokenizer"  # in the roll call's question: the fingerprint of the server's
-COUNTS_KEY = "counts"  # in its answer: of labels
-CONSENTS_KEY = "consents"  # likewise: what the site alone could allow, and has
+TOKENIZER_KEY = "tokenizer"  # in the roll call's question: the fingerprint of the server's tokenizer
+COUNTS_KEY = "counts"  # in its answer: label counts
+CONSENTS_KEY = "consents"  # in its answer: what the site has consented to
 
 _log = logging.getLogger("fedsign")
 
 
 @dataclass(frozen=True)
 class SuperNode(Node):
-    """A SuperNode of a deployment, by what it was started with."""
+    """A SuperNode of a deployment, configured by its command line."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a value that cannot be used."""
+        """Raises: ConfigError: a value is invalid."""
         if not isinstance(self._own.get(settings.SHARE_KEY, False), bool):
             raise ConfigError(
-                f"the node's {settings.SHARE_KEY}={self._own[settings.SHARE_KEY]} was given, but expected is true or false."
+                f"the node's {settings.SHARE_KEY}={self._own[settings.SHARE_KEY]} was given, "
+                "but expected is true or false."
             )
 
     @property
@@ -64,30 +68,31 @@ class SuperNode(Node):
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """See Node.
+        """The clients that it serves.
 
         Raises:
-            ConfigError: it was told of none.
+            ConfigError: none are configured.
         """
         if settings.PARTITIONS_KEY in self._own:
             return tuple(int(item) for item in str(self._own[settings.PARTITIONS_KEY]).split(","))
         if PARTITION_KEY in self._own:
             return (int(self._own[PARTITION_KEY]),)
         raise ConfigError(
-            f"node {self.context.node_id} has no partition: start its SuperNode with --node-config 'partition-id=K', K from 0."
+            f"node {self.context.node_id} has no partition: "
+            "start its SuperNode with --node-config 'partition-id=K', K from 0."
         )
 
     @property
     def workload(self) -> Workload:
-        """See Node."""
+        """The experiment with this node's own settings."""
         return _workload(self.experiment, self.partitions, tuple(self._own.items()))
 
     @property
     def states(self) -> ClientStore:
-        """See [Note: where states lie].
+        """The store of client states; see [Note: where states lie].
 
         Raises:
-            ConfigError: the run has no name that can be a folder's.
+            ConfigError: the run's name is not a valid folder name.
         """
         if STATE_KEY in self._own:
             return ClientStore(Path(str(self._own[STATE_KEY])))
@@ -103,29 +108,29 @@ class SuperNode(Node):
         return ClientStore(root / run)
 
     def answer_roll_call(self, question: Mapping[str, object]) -> Mapping[str, str]:
-        """See Node; a site reads its data, so that what is wrong with them is said before a round."""
+        """Answer the roll call; a site reads its data, so that problems surface before the first round."""
         workload = self.workload
         told = {CONSENTS_KEY: ", ".join(consents)} if (consents := settings.consents(self._own)) else {}
         if not sites.lies_at_nodes(workload.config):
             return told
         sites.check_tokenizer(workload.config, workload.dataset.text, str(question.get(TOKENIZER_KEY, "")))
         for note in workload.dataset.notes:
-            _log.warning("%s", note)  # a node's data are its own: it is told here, not at the server
+            _log.warning("%s", note)  # notes about a node's data stay in its own log
         if not self._own.get(settings.SHARE_KEY):
             return told
         return told | {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}
 
     def told(self, failure: Failure) -> Failure:
-        """See [Note: what stays at a node]; what the server does not get is logged here."""
+        """A failure without details, which are logged here; see [Note: what stays at a node]."""
         if self._own.get(settings.SHARE_KEY):
             return failure
         _log.error("client %d failed: %s\n%s", failure.partition, failure.reason, failure.details)
         return replace(failure, details="")
 
 
-@lru_cache(maxsize=2)  # a process serves many messages
+@lru_cache(maxsize=2)  # a process handles many messages
 def _workload(experiment: str, partitions: tuple[int, ...], own: tuple[tuple[str, Any], ...]) -> Workload:
-    """The experiment with what a node decides for itself."""
+    """The experiment with a node's own settings."""
     config, given = from_toml(experiment), dict(own)
     changes = {path: given[key] for _, _, key, path in settings.node_keys() if key in given}
     for table in settings.site_tables().values():
@@ -144,11 +149,11 @@ def _workload(experiment: str, partitions: tuple[int, ...], own: tuple[tuple[str
 
 
 def _check_sites(config: ExperimentConfig, partitions: tuple[int, ...], root: str) -> None:
-    """Raise ConfigError unless each site of a node has a folder, and is one of the experiment's."""
+    """Raise ConfigError unless each site of a node has its own folder and belongs to the experiment."""
     if root and len(partitions) > 1:
         raise ConfigError(
-            f"a node with one {settings.ROOT_KEY} serves the sites {list(partitions)}; start a SuperNode for each, with its own "
-            f"{settings.ROOT_KEY}."
+            f"a node with one {settings.ROOT_KEY} serves the sites {list(partitions)}; "
+            f"start a SuperNode for each, with its own {settings.ROOT_KEY}."
         )
     num_clients = config.partition.num_clients
     for site in partitions:
@@ -160,7 +165,7 @@ def _check_sites(config: ExperimentConfig, partitions: tuple[int, ...], root: st
 
 
 def _own_names(config: ExperimentConfig, partitions: tuple[int, ...], name: str) -> dict[str, Any]:
-    """What sites are called here: never by their folders, which are the sites' affair; test samples of the server's are its own."""
+    """Names of the sites, never derived from their folders; the server's test folder is not used here."""
     names = [*config.partition.settings["names"]] or [""] * config.partition.num_clients
     for site in partitions:
         names[site] = name or names[site]
@@ -170,6 +175,6 @@ def _own_names(config: ExperimentConfig, partitions: tuple[int, ...], name: str)
     }
 
 
-HANDLERS: dict[str, Handler] = {  # a site tests a model on samples of its own
+HANDLERS: dict[str, Handler] = {  # evaluation on a site's own samples
     EVALUATE: lambda message, node: answered(message, SiteEvaluator(node.at_work()).evaluate)
 }

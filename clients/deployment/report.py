@@ -1,4 +1,4 @@
-"""The sites of a run's page: what each said of the model on test samples of its own."""
+"""The sites section of a run's report: each site's metrics on its own test samples."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEAD = (
-    "Every site tested the model on samples of its own; the run’s figures are the means of the sites’, weighted by their "
-    "numbers of samples. For a metric that is no mean over samples, such as AUC, that is not the figure of all samples together."
+    "Every site tested the model on samples of its own; the run’s figures are the means of the sites’, "
+    "weighted by their "
+    "numbers of samples. For a metric that is no mean over samples, such as AUC, "
+    "that is not the figure of all samples together."
 )
 _MAX_ROWS = 200
 _MAX_CURVES = 40
 
 
 def section(run: Run) -> Section | None:
-    """A chart and a table of the sites; None where they did not evaluate."""
+    """Charts and a table of the sites; None if sites did not evaluate."""
     lines = RunFolder(run.path).records("sites.jsonl")
     if not any(line["sites"] for line in lines):
         return None
@@ -46,7 +48,7 @@ def section(run: Run) -> Section | None:
 
 
 def _row(site: "pd.DataFrame", keys: Sequence[str]) -> tuple[str, list[str]]:
-    """A site's name, and the cells beside it; `site` holds its lines by round."""
+    """A site's name and cells; `site` holds its records by round."""
     last = site.iloc[-1]
     cells = [str(last["client"]), f"{last['num_train']:,}", f"{last['num_test']:,}"]
     for key in keys:
@@ -64,7 +66,7 @@ def _row(site: "pd.DataFrame", keys: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _values(site: "pd.DataFrame", key: str) -> dict[int, float]:
-    """The finite figures of a name, by round."""
+    """The finite values of a metric by round."""
     found: dict[int, float] = site[key].dropna().astype(float).to_dict() if key in site else {}
     return found
 

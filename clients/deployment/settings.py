@@ -1,6 +1,6 @@
-"""What a site sets for itself: the keys of a SuperNode's configuration, and tables of a bundle's site.toml.
+"""A site's own settings: keys of a SuperNode's configuration, and tables in the site.toml of a bundle.
 
-Light, since `fedsign deploy` reads and writes them without torch and Flower.
+This module avoids torch and Flower, because `fedsign deploy` imports it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,40 +13,40 @@ STATE_ROOT_KEY, SHARE_KEY = "state-root", "share-details"
 
 
 class SiteTable(Protocol):
-    """Settings of a capability that each site has of its own (extension point `site_table`).
+    """A capability's settings that each site makes for itself (extension point `site_table`).
 
-    In a node's configuration the key of `machines` in the table `sharding` is `sharding-machines`.
+    In a node's configuration, `machines` of the table `sharding` becomes `sharding-machines`.
     """
 
     name: str
-    section: str  # of the experiment's configuration, over which they win
+    section: str  # section of the experiment that they override
     keys: tuple[str, ...]
-    files: tuple[str, ...]  # those of the keys that name a file
-    consents: tuple[str, ...]  # those that nobody but the site may set to true, once it sets any
+    files: tuple[str, ...]  # keys that name a file
+    consents: tuple[str, ...]  # keys that only the site may set to true, once it sets any
 
     def check(self, settings: Mapping[str, Any]) -> str:
-        """What `fedsign deploy check` says of them.
+        """A summary for `fedsign deploy check`.
 
         Raises:
-            ConfigError: they cannot be used.
+            ConfigError: the settings are invalid.
         """
         ...
 
 
 def site_tables() -> dict[str, SiteTable]:
-    """Those of all capabilities, by their names."""
+    """The site tables of all capabilities, by name."""
     return {table.name: table for table in extensions("site_table")}
 
 
 def node_keys() -> Iterator[tuple[str, str, str, str]]:
-    """(table, key, key in a node's configuration, key of the experiment) of each setting."""
+    """(table, key, key in a node's configuration, key of the experiment) for each setting."""
     for table in site_tables().values():
         for key in table.keys:
             yield table.name, key, f"{table.name}-{key.replace('_', '-')}", f"{table.section}.{key}"
 
 
 def consents(own: Mapping[str, Any]) -> list[str]:
-    """What a node's configuration allows that nobody but the site may."""
+    """The consents given in a node's configuration."""
     return [
         f"{table}.{key}"
         for table, key, name, _ in node_keys()
