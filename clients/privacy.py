@@ -1,6 +1,6 @@
-"""A client's half of local differential privacy: what leaves it is clipped, and covered with its own noise.
+"""The client side of local differential privacy: clip each reply and add noise before it leaves the client.
 
-It comes before other middleware, since nothing that the others do to a private reply can undo it.
+It runs before other middleware, because post-processing a private reply cannot undo its privacy.
 """
 
 from pathlib import Path
@@ -14,21 +14,21 @@ from fedsign.workload import Workload
 
 
 class ClientPrivacy(ClientMiddleware):
-    """`secret` is the node's."""
+    """Middleware that makes replies private; `secret` is the node's."""
 
     def __init__(self, rule: Local, secret: Secret) -> None:
         self._rule, self._secret = rule, secret
 
     def concerns(self, request: TrainRequest) -> bool:
-        """Everyone."""
+        """Every client."""
         return True
 
     def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply:
-        """Clip and cover."""
+        """Clip the update and add noise."""
         return self._rule.applied(reply, request.tensors, self._secret)
 
 
 def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ClientMiddleware]:
-    """At the extension point `client_middleware`."""
+    """The extension point `client_middleware`; active with local privacy."""
     rule = PrivacyPart.of(workload.config).build()
     return [ClientPrivacy(rule, rule.secret_in(folder))] if isinstance(rule, Local) else []

@@ -1,9 +1,9 @@
-"""A site: Flower's SuperNode, and beside it the process in which its clients train.
+"""A site: Flower's SuperNode, and the process in which its clients train.
 
     python -m clients.site --superlink HOST:PORT --root-certificates ca.crt --node-config 'partition-id=0' ...
 
-takes the arguments of `flower-supernode`, all but `--isolation`.  It ends with the SuperNode, and the SuperNode with it;
-a training process that dies is started again.
+It takes the arguments of `flower-supernode`, except `--isolation`.  Site and SuperNode end together; a training process
+that dies is restarted.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from fedsign.flower.programs import bound, find_program
 
 _LOOKS_EVERY_S = 0.2
 _PATIENCE_S = 5.0
-_PAUSE_S, _LONG_PAUSE_S, _YOUNG_S = 0.5, 10.0, 5.0  # before a process that died is started again
+_PAUSE_S, _LONG_PAUSE_S, _YOUNG_S = 0.5, 10.0, 5.0  # pause before a restart, longer for processes that died young
 _log = logging.getLogger("fedsign")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a site until its SuperNode ends; returns the SuperNode's exit code.
+    """Run a site until its SuperNode ends; return the SuperNode's exit code.
 
     Raises:
         EngineError: flwr's program was not found, or `--isolation` was given.
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         node.terminate()
         executor.terminate()
         with suppress(subprocess.TimeoutExpired):
-            node.wait(_PATIENCE_S)  # to say that it leaves; what is still there ends with this process
+            node.wait(_PATIENCE_S)  # lets it sign off; whatever remains ends with this process
 
 
 def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
@@ -65,7 +65,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _runtime_address(arguments: Sequence[str]) -> str:
-    """Where a SuperNode with these arguments hands out its tasks."""
+    """The address at which a SuperNode with these arguments hands out tasks."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, default in (("--host", "127.0.0.1"), ("--port", "9094")):  # Flower's
         parser.add_argument(name, nargs="?", default=default, const=default)

@@ -1,6 +1,6 @@
-"""A client's local training, one client after another: the readable path, and the specification.
+"""Sequential local training, one client after another: the readable path, and the specification.
 
-`train_many` is the seam: whatever trains many clients at once has to give what this gives.
+`LocalTrainer.train_many` is the common interface; other trainers must reproduce the results of this one.
 """
 
 import time
@@ -32,26 +32,26 @@ from fedsign.tasks.base import CheckingTask
 from fedsign.workload import Workload
 
 Draws = tuple[np.random.Generator, int]
-"""A client's streams in a round: what orders its samples, and the seed of what torch draws."""
+"""A client's random streams in a round: the generator of its batches, and the seed for torch."""
 
-_AT_ONCE = 64  # clients whose streams are made one after another, which takes a fifth of the time
+_AT_ONCE = 64  # streams created in a row, which is five times faster than between trainings
 
 
 class LocalTrainer(Protocol):
-    """Anything that can train clients."""
+    """The interface of all trainers."""
 
     def train_many(
         self, requests: Iterable[TrainRequest], states: ClientStore
     ) -> Iterator[TrainReply | ReplyStack | Failure]:
-        """One reply or failure per request, in any order; those of several clients may come as one stack."""
+        """Yield one reply or failure per request, in any order; replies may be combined into stacks."""
         ...
 
 
 class SequentialTrainer:
-    """One working model; every request trains it from the received tensors.  Nothing else is made per client."""
+    """Trains one working model for every request, starting from the received tensors."""
 
     def __init__(self, workload: Workload, *, copies: bool = True) -> None:
-        """Without `copies` a reply's tensors are the working model's own: good until the next request is trained."""
+        """Without `copies`, a reply aliases the working model and is valid until the next request is trained."""
         self._workload, self._copies = workload, copies
         self._model = working_model(workload)
         client, module = workload.config.client, self._model.module
@@ -61,7 +61,7 @@ class SequentialTrainer:
         self._objective: tuple[ObjectiveSpec, Objective] | None = None
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
-        """Train one client after another; a client that raises is a failure, not the end."""
+        """Train clients one by one; a client that raises becomes a failure."""
         requests = iter(requests)
         while some := list(islice(requests, _AT_ONCE)):
             for request, draws in zip(some, list(map(self._draws, some)), strict=True):
@@ -70,8 +70,8 @@ class SequentialTrainer:
                 except LateError:
                     yield Failure(partition=request.partition, reason=LATE)
                 except DiskFullError:
-                    raise  # not this client's fault: going on would lose one client after another
-                except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
+                    raise  # not the client's fault; continuing would lose one client after another
+                except Exception as error:  # noqa: BLE001 - a client's error is a reply, on every engine
                     yield failure_of(request.partition, error)
 
     def _draws(self, request: TrainRequest) -> Draws:
@@ -79,7 +79,7 @@ class SequentialTrainer:
         return generator(seed, Purpose.BATCHES, **where), integer(seed, Purpose.TRAINING, **where)
 
     def train(self, request: TrainRequest, states: ClientStore, draws: Draws | None = None) -> TrainReply:
-        """One client's round: load, minimize, save its state, reply.  `draws` are the client's own, if they are there already."""
+        """A client's round: load, train, save its state, reply; `draws` are its random streams, if created already."""
         draws = draws or self._draws(request)
         self._model.load(request.tensors)
         try:
@@ -118,7 +118,7 @@ class SequentialTrainer:
     def _context(
         self, objective: Objective, request: TrainRequest, states: ClientStore, unit_displacement: float | None
     ) -> LocalContext:
-        """What a client may read in this round, all of it where the received parameters are for the model."""
+        """What the objective may read in this round, on the device of the received parameters."""
         received, device = self._model.received(request.tensors, round=request.round), self._model.home
         return LocalContext(
             received=received,
@@ -129,13 +129,13 @@ class SequentialTrainer:
         )
 
     def _objective_of(self, spec: ObjectiveSpec) -> Objective:
-        """The objective of this name and these settings; a round's clients share one, since it is a pure function."""
+        """Build an objective, cached across clients, since objectives are pure functions."""
         if self._objective is None or self._objective[0] != spec:
             self._objective = spec, plugins.build("objective", spec.name, spec.settings)
         return self._objective[1]
 
     def _minimize(self, step: LocalStep, index: IntArray, draws: Draws, rates: Iterator[float] | None) -> float:
-        """All local steps on the samples at `index`; returns the mean task loss of the last epoch, per sample."""
+        """Take all local steps on the samples at `index`; return the last epoch's mean task loss per sample."""
         workload, (order, stream) = self._workload, draws
         samples, varies = workload.training_samples, workload.config.data.augment != "none"
         deadline = time.monotonic() + workload.config.server.round_timeout_s
@@ -143,7 +143,7 @@ class SequentialTrainer:
         losses: list[Tensor] = []
         freezes = self._batching.freezes_norms(len(index))
         if freezes:
-            freeze_batch_norm(self._model.module)  # [Note: batches of one] in clients.batches
+            freeze_batch_norm(self._model.module)  # see [Note: batches of one] in clients.batches
         try:
             with torch_seeded(stream, device=workload.device), workload.numerics.repeatable():
                 for epoch in self._batching.schedule(len(index), order):
@@ -172,7 +172,7 @@ def load_state(
     states: ClientStore,
     device: torch.device,
 ) -> Tensors:
-    """The state that a client starts from, on a device; empty for an objective without one."""
+    """The state that a client starts from, on a device; empty if the objective has none."""
     if not objective.has_state:
         return {}
     kept = states.load(request)
@@ -180,18 +180,18 @@ def load_state(
 
 
 def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
-    """The same tensors on a device."""
+    """Move tensors to a device."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def make_optimizer(workload: Workload, model: nn.Module, *, round: int) -> torch.optim.Optimizer:
-    """A fresh optimizer of the model's parameters, with the learning rate of the round, or the full one where steps are counted."""
+    """A fresh optimizer with the round's learning rate, or with the full one if the schedule is per step."""
     client = workload.config.client
     return optimizer_of(client.optimizer, model, learning_rate(workload)(round), client.weight_decay)
 
 
 def learning_rate(workload: Workload) -> Callable[[int], float]:
-    """The learning rate of each round, or the full one where steps are counted."""
+    """The learning rate as a function of the round; constant if the schedule is per step."""
     client, rounds = workload.config.client, workload.config.rounds
     if client.schedule.per == "step":
         return lambda round: client.lr
@@ -200,10 +200,10 @@ def learning_rate(workload: Workload) -> Callable[[int], float]:
 
 
 def check_training(workload: Workload, spec: ObjectiveSpec, strategy: object = None) -> None:
-    """Make a client's parts once, so that a mistake is one sentence before a run begins.
+    """Build a client's components once, so that mistakes surface before a run begins.
 
     Raises:
-        ConfigError: a part cannot be made, or they do not go together.
+        ConfigError: a component cannot be built, or the components do not fit together.
     """
     experiment, config = Experiment(workload=workload, spec=spec, strategy=strategy), workload.config
     if isinstance(workload.task, CheckingTask):

@@ -1,7 +1,7 @@
-"""The end of a process whose client hangs, where a server is waiting for it in vain.
+"""End the process of a client that hangs.
 
-A client that trains for too long says so itself between two steps.  One that hangs within a step can only be ended with its
-process; on a SuperNode the next message would wait for it for ever.
+A client that trains for too long reports it itself between two steps.  One that hangs within a step can only be ended
+with its process; on a SuperNode, the next message would otherwise wait forever.
 """
 
 import os
@@ -9,13 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_GRACE_S = 5.0  # first the server gives up, then the client says so, then this
+_GRACE_S = 5.0  # after the server has given up and the client could have reported it
 EXIT_CODE = 70  # EX_SOFTWARE
 
 
 @contextmanager
 def ended_after(timeout_s: float) -> Iterator[None]:
-    """End this process, abruptly, if the block takes longer than `timeout_s` and a grace; what is on disk is whole at any moment."""
+    """Abruptly end this process if the block exceeds `timeout_s` plus a grace period; files on disk stay consistent."""
     if timeout_s + _GRACE_S >= threading.TIMEOUT_MAX:
         yield
         return

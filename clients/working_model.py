@@ -1,9 +1,10 @@
-"""A trainer's one model: received tensors are copied into it, it is trained, the trained ones are copied out.
+"""A trainer's single model: received tensors are copied in, trained, and copied out.
 
-`load_state_dict` and `named_parameters` walk over all modules, which for a small network takes longer than a local
-step; here that is done once.
+`load_state_dict` and `named_parameters` walk all modules, which takes longer than a local step for a small network;
+here that happens once.
 
-Of a packed model (`fedsign.models.transform`) tensors come and go as they are sent; what an objective sees is whole.
+For a packed model (`fedsign.models.transform`), tensors enter and leave in their sent form; objectives see whole
+tensors.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,13 +28,13 @@ from fedsign.workload import Workload
 
 
 class WorkingModel:
-    """A model, its parameters by name, and its tensors for copying; the module must not get other parameters."""
+    """A model with cached references to its tensors; the module's parameters must not be replaced."""
 
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
-        """The module is changed for training (`fedsign.models.channels_last`, `fedsign.models.dropout`, `fedsign.models.transform`), its tensors and their names are not."""
+        """Prepare a module for training: memory format, dropout, transforms; its tensors' names and values stay."""
         self.module: Final = module
         self.numerics: Final = numerics
-        self.home = numerics.device  # where what an objective compares with lies
+        self.home = numerics.device  # of the tensors that an objective reads
         self._channels_last = numerics.takes_channels_last(module)
         if self._channels_last:
             prepare(module)
@@ -43,37 +44,37 @@ class WorkingModel:
         self._forward: nn.Module = torch.compile(module) if numerics.compile else module  # type: ignore[assignment]
         self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
         self.sizes: Final = {name: parameter.numel() for name, parameter in self.parameters.items()}
-        self.in_training = self.parameters  # those of a step, where not all are
-        self.sent: Collection[str] | None = None  # names of what a reply holds; None: of all
+        self.in_training = self.parameters  # or the part that trains now
+        self.sent: Collection[str] | None = None  # names in a reply; None for all
         self.roles: Final[dict[str, Role]] = roles_of(module)
         self.packing: Final = packing_of(module)
         self._rows = self.packing.masks.keys()
         self._traveling = {name: self.packing.shape(name, own.shape) for name, own in module.state_dict().items()}
         self._is_plain = _loads_plainly(module)
         has_buffers = next(module.buffers(), None) is not None
-        self._tensors = None if has_buffers else module.state_dict()  # None: it may put other buffers in their place
-        # of which round, as it came, on the device
+        self._tensors = None if has_buffers else module.state_dict()  # None, because modules may replace buffers
+        # (round, received tensors, parameters on the device)
         self._received: tuple[object, Tensors, Mapping[str, Tensor]] = (None, {}, {})
 
     def outputs(self, features: Tensor) -> Tensor:
-        """A training pass, in the experiment's precision and layout; the outputs are float32 in any."""
+        """A training pass in the experiment's precision and memory format; outputs are always float32."""
         return self.numerics.outputs(self._forward, features, channels_last=self._channels_last)
 
     def outputs_and_features(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """A training pass, and the representation that it has made of the batch."""
+        """A training pass, with the batch's representation."""
         with recorded_features(self.module) as latest:
             outputs = self.numerics.outputs(self.module, features, channels_last=self._channels_last)
             return outputs, in_full(latest())
 
     def features_of(self, parameters: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """The representation that other parameters make of the batch."""
+        """The batch's representation under other parameters."""
         if self._channels_last:
             features = laid_out(features)
         with self.numerics.reduced():
             return in_full(forward_with_features(self.module, parameters, features)[1])
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy all tensors in; what does not fit raises as `load_state_dict` does."""
+        """Copy all tensors in; a mismatch raises as in `load_state_dict`."""
         if not self._is_plain or {name: tensor.shape for name, tensor in tensors.items()} != self._traveling:
             self.module.load_state_dict(dict(self.packing.whole(tensors)))
             return
@@ -84,10 +85,10 @@ class WorkingModel:
             self.packing.put(name, tensors[name], own[name])
 
     def received(self, tensors: Tensors, *, round: int) -> Mapping[str, Tensor]:
-        """The parameters among these tensors, on the model's device and in its types.
+        """The parameters among received tensors, on the model's device and in its dtypes.
 
-        They are the tensors given where those are so already, and the same for all clients of a round that were sent the same.
-        What has to be moved to the device is moved when it is asked for: most objectives compare with nothing.
+        Clients of a round that received the same tensors share the result.  Tensors move to the device on access, since
+        most objectives read none.
         """
         of, came, found = self._received
         if of == round and came.keys() == tensors.keys() and all(tensors[name] is came[name] for name in came):
@@ -109,36 +110,36 @@ class WorkingModel:
         seed: int,
         num_steps: int,
     ) -> AbstractContextManager[LocalContext]:
-        """The block in which a client's steps are taken, and the context as they read it."""
+        """A context manager around a client's steps, which yields the context for them."""
         return nullcontext(context)
 
     def after(self, context: LocalContext, sent: Mapping[str, Tensor]) -> Tensors:
-        """The parameters after a client's round, where the context's tensors lie; `sent` are those of its reply."""
+        """The parameters after a client's round, on the context's device; `sent` are the reply's tensors."""
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Tensors that traveled, named as parameters are, as an objective sees them."""
+        """Sent tensors, named like parameters, as an objective sees them: whole."""
         return dict(self.packing.whole(tensors)) if self._rows else tensors
 
     def tensors(self) -> Tensors:
-        """Those that are sent, as they travel; what is whole lies in the model, which the next `load` or step changes."""
+        """The reply's tensors in sent form; dense ones alias the model until the next `load` or step."""
         own = self._tensors or self.module.state_dict()
         found = {name: tensor.detach() for name, tensor in own.items() if self.sent is None or name in self.sent}
         return self.packing.packed(found) if self._rows else found
 
     def copies(self) -> Tensors:
-        """A copy of the same in the CPU's memory."""
+        """Copies of the reply's tensors in CPU memory."""
         return {
             name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, tensor in self.tensors().items()
         }
 
     def release(self) -> None:
-        """Hold nothing of a client; all that this one holds is its own."""
+        """Release a client's tensors; nothing to do, since this model owns its memory."""
 
 
 def working_model(workload: Workload) -> WorkingModel:
-    """That of an experiment; capabilities choose another type for theirs at the extension point `working_model`."""
+    """The working model of an experiment; the extension point `working_model` may choose another class."""
     kind = WorkingModel
     for choose in extensions("working_model"):
         kind = choose(workload) or kind
@@ -146,7 +147,7 @@ def working_model(workload: Workload) -> WorkingModel:
 
 
 def _loads_plainly(model: nn.Module) -> bool:
-    """Whether to load a model's state is to copy its tensors, and nothing that a module does in a way of its own."""
+    """Whether loading a model's state merely copies tensors, without customization by any module."""
     for module in model.modules():
         loads = type(module)._load_from_state_dict is nn.Module._load_from_state_dict or isinstance(module, BATCH_NORMS)
         says = type(module).state_dict is nn.Module.state_dict

@@ -1,1 +1,1 @@
-"""Clients that train a part of their model."""
+"""Clients that train a part of the model at a time."""

@@ -1,15 +1,14 @@
-"""A trainer's model of which a part is trained at a time, without a second copy of the rest.
+"""A working model of which a part is trained at a time, without a second copy of the rest.
 
-[Note: whose memory] A model that fits into a client's memory once does not fit twice.  So a parameter is the received
-tensor itself, where that lies on the model's device in its type and layout.  It is copied when it is drawn for training
-(`take`), since a request's tensors never change, and what was trained goes into the reply as it is.  Where tensors come from
-the host to a GPU, or as rows of a sparse tensor's weights, they are copied one by one into the model's own memory there, and
-nothing is copied when they are drawn.
-After a client's round the model holds nothing of it (`release`).
+[Note: whose memory] A model that just fits into a client's memory does not fit twice.  Therefore a parameter borrows
+the received tensor if that has the model's device, dtype, and layout.  It is copied only when it is drawn for training
+(`take`), because a request's tensors must not change, and the trained copy goes into the reply as it is.  If tensors
+arrive on the host for a GPU, or as rows of sparse tensors, they are copied one by one into the model's own memory, and
+drawing copies nothing.  After a client's round the model holds nothing of it (`release`).
 
-What an objective compares with (the received weights, the client's state, what the strategy sent) stays where it came,
-and is moved to the device tensor by tensor, when it is asked for; it is kept there while its parameter is trained.
-What the objective keeps or sends after the round lies where the received tensors lie.
+The references of an objective (received weights, client state, auxiliary tensors) stay where they arrived.  They move
+to the device tensor by tensor on access, and are cached there while their parameter is trained.  What the objective
+keeps or sends after the round is on the device of the received tensors.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -31,16 +30,16 @@ from fedsign.workload import Workload
 
 
 class PartModel(WorkingModel):
-    """A working model for optimizers that train a part of it; see the note."""
+    """A working model for optimizers that train a part of it; see [Note: whose memory]."""
 
-    _borrowed: set[nn.Parameter]  # are received tensors
-    _copied: set[nn.Parameter]  # were, until they were drawn
+    _borrowed: set[nn.Parameter]  # alias received tensors
+    _copied: set[nn.Parameter]  # did so until they were drawn
     _moved: list[OnDevice]
 
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
         super().__init__(module, numerics)
-        self.home = torch.device("cpu")  # where tensors come
-        self._tensors = None  # a parameter's memory is another one in every round
+        self.home = torch.device("cpu")  # where tensors arrive
+        self._tensors = None  # not cached, since a parameter's memory changes every round
         self._of_name = dict(module.named_parameters(remove_duplicate=False))
         self._shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
         self._borrows = self._is_plain and not self._channels_last
@@ -50,7 +49,7 @@ class PartModel(WorkingModel):
             self.release()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Become a model of these tensors; see the note."""
+        """Borrow or copy the received tensors; see [Note: whose memory]."""
         if not self._borrows or {name: tensor.shape for name, tensor in tensors.items()} != self._traveling:
             self._fill()
             super().load(tensors)
@@ -73,7 +72,7 @@ class PartModel(WorkingModel):
                 tensor.copy_(tensors[name])
 
     def take(self, names: Collection[str]) -> None:
-        """These parameters, and no others, are trained from now on."""
+        """Train these parameters from now on, and no others."""
         for parameter in {self._of_name[name] for name in names} & self._borrowed:
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
             self._borrowed.remove(parameter)
@@ -83,14 +82,14 @@ class PartModel(WorkingModel):
             tensors.keep(self.in_training)
 
     def received(self, tensors: Tensors, *, round: int) -> Mapping[str, Tensor]:
-        """The parameters among these tensors in the model's types, where they came."""
+        """The parameters among received tensors, in the model's dtypes, on the device where they arrived."""
         return self.packing.whole({name: tensors[name].to(own.dtype) for name, own in self.parameters.items()})
 
     @contextmanager
     def in_round(
         self, optimizer: Any, context: LocalContext, request: TrainRequest, *, seed: int, num_steps: int
     ) -> Iterator[LocalContext]:
-        """Inside the block the optimizer draws what the client trains; the context's tensors come to the device."""
+        """Let the optimizer draw what trains; yield the context with tensors that move to the device on access."""
         where = {"client": request.partition, "round": request.round}
         with drawing(optimizer, self.take, seed=seed, num_steps=num_steps, **where):
             received, state, shared = map(self._on_device, (context.received, context.state, context.shared))
@@ -98,12 +97,12 @@ class PartModel(WorkingModel):
         self.sent = optimizer.trained | {name for name, role in self.roles.items() if role is Role.BUFFER}
 
     def after(self, context: LocalContext, sent: Mapping[str, Tensor]) -> Tensors:
-        """See WorkingModel; parameters that were not trained are as they came."""
+        """The parameters after the round; untrained ones are as received."""
         trained = self.whole(sent)
         return {name: trained.get(name, tensor).to(tensor.device) for name, tensor in context.received.items()}
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """See WorkingModel; a row becomes a whole tensor when it is asked for, and is not kept."""
+        """Sent tensors as whole tensors; rows are unpacked on access and not cached."""
         return self.packing.whole(tensors)
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -112,7 +111,7 @@ class PartModel(WorkingModel):
         return found
 
     def copies(self) -> Tensors:
-        """Those that are sent, in the CPU's memory; what was copied to be trained is the reply's own."""
+        """The reply's tensors in CPU memory; copies made for training are handed over without another copy."""
         own = {name for name, parameter in self._of_name.items() if parameter in self._copied}
         return {
             name: tensor.to("cpu", copy=name not in own, memory_format=torch.contiguous_format)
@@ -120,7 +119,7 @@ class PartModel(WorkingModel):
         }
 
     def release(self) -> None:
-        """Hold no tensor that was received, and none that goes into a reply."""
+        """Drop all received tensors and those that go into the reply."""
         for parameter in self._borrowed | self._copied:
             parameter.data = parameter.new_empty(0)
             parameter.grad = None
@@ -130,7 +129,7 @@ class PartModel(WorkingModel):
         self._borrowed, self._copied, self._moved = set(), set(), []
 
     def _fill(self) -> None:
-        """Memory of its own for every parameter."""
+        """Allocate own memory for every parameter."""
         self._forget()
         for name, parameter in self._of_name.items():
             if parameter.shape != self._shapes[name]:
@@ -138,5 +137,5 @@ class PartModel(WorkingModel):
 
 
 def part_model(workload: Workload) -> type[WorkingModel] | None:
-    """PartModel, for optimizers that train a part of the model at a time."""
+    """The extension point `working_model`: PartModel if the optimizer trains a part of the model at a time."""
     return PartModel if OptimizerTraits.of(workload.config.client.optimizer.name).trains_part else None

@@ -1,12 +1,12 @@
-"""The model that a node's clients received last, on its disk: what a request leaves out is taken from here.
+"""A disk cache of the last model that a node's clients received, to complete requests that omit tensors.
 
     <folder>/received/<digest>.safetensors
 
-One tensor is one file, called by the digest of its values (`fedsign.partial.updates`), so that what has not changed is not
-written again, and the clients of one node, or of many on one disk, share it.  Of models before the last nothing is kept: what a
-request leaves out has not changed since, and so belongs to the last one too.
+Each tensor is a file named after the digest of its values (`fedsign.partial.updates`), so unchanged tensors are not
+written again, and all clients on the same disk share them.  Only the last model is kept: a tensor that a request omits
+has not changed since, so it belongs to the last model as well.
 
-It is a cache: what cannot be written here is sent again the next time.
+As with any cache, a tensor that cannot be written here is simply sent again.
 """
 
 import logging
@@ -29,35 +29,35 @@ from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
 
 _TENSOR, _SUFFIX = "tensor", ".safetensors"
-_ABANDONED_S = 3600.0  # nobody writes to one file for so long
+_ABANDONED_S = 3600.0  # no writer takes this long for one file
 _log = logging.getLogger("fedsign")
 
 
 class ReceivedTensors(ClientMiddleware):
-    """Middleware of the clients whose states lie in `folder`."""
+    """Middleware that completes requests from the cache in `folder`, and fills the cache."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "received"
 
     def concerns(self, request: TrainRequest) -> bool:
-        """Requests that may leave something out."""
+        """Requests that may omit tensors."""
         return bool(request.digests)
 
     def before(self, request: TrainRequest) -> TrainRequest:
-        """The request with the whole model.
-
-        Tensors from here lie in files that are read when they are looked at.
+        """Complete the request's model; cached tensors are memory-mapped.
 
         Raises:
-            IncompleteModelError: something that was left out is not here.
+            IncompleteModelError: an omitted tensor is not in the cache.
         """
         digests = request.digests
         left_out = [name for name in digests if name not in request.tensors]
         here = {name: tensor for name in left_out if (tensor := self._read(digests[name])) is not None}
         if lacking := [name for name in left_out if name not in here]:
             raise IncompleteModelError(
-                f"client {request.partition} lacks {len(lacking)} of the {len(left_out)} tensors that the request of round "
-                f"{request.round} leaves out (first: '{lacking[0]}'): its disk was cleared, or another node served it before; it "
+                f"client {request.partition} lacks {len(lacking)} of the {len(left_out)} tensors that the request of "
+                "round "
+                f"{request.round} leaves out (first: '{lacking[0]}'): its disk was cleared, "
+                "or another node served it before; it "
                 "is sent the whole model."
             )
         try:
@@ -73,7 +73,7 @@ class ReceivedTensors(ClientMiddleware):
         return self._folder / (digest + _SUFFIX)
 
     def _read(self, digest: str) -> Tensor | None:
-        """A tensor; None where it is not here.  A file that is damaged is removed, so that it is written again."""
+        """A tensor, or None if missing.  Damaged files are removed, so that they are written again."""
         try:
             return load_tensors(self._path(digest))[_TENSOR]
         except (SafetensorError, KeyError):
@@ -83,7 +83,7 @@ class ReceivedTensors(ClientMiddleware):
         return None
 
     def _write(self, digest: str, tensor: Tensor) -> None:
-        """In one step, and beside others that write the same."""
+        """Write a tensor atomically; other processes may write the same one."""
         path = self._path(digest)
         if path.exists():
             return
@@ -98,17 +98,17 @@ class ReceivedTensors(ClientMiddleware):
                 partial.unlink(missing_ok=True)
 
     def _remove_all_but(self, digests: Collection[str]) -> None:
-        """What belongs to models before, and what killed processes left."""
+        """Remove tensors of earlier models, and leftovers of killed processes."""
         for path in self._folder.glob("*" + _SUFFIX):
             if path.name.removesuffix(_SUFFIX) not in digests:
                 path.unlink(missing_ok=True)
         for path in self._folder.glob("*" + PARTIAL):
-            with suppress(FileNotFoundError):  # its writer is done with it
+            with suppress(FileNotFoundError):  # renamed by its writer
                 if time.time() - path.stat().st_mtime > _ABANDONED_S:
                     path.unlink()
 
 
 def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ClientMiddleware]:
-    """At the extension point `client_middleware`: nothing is left out in process, or where clients train all of the model."""
+    """The extension point `client_middleware`; in process, or with full updates, requests omit nothing."""
     leaves_out = not in_process and OptimizerTraits.of(workload.config.client.optimizer.name).trains_part
     return [ReceivedTensors(folder)] if leaves_out else []

@@ -1,7 +1,7 @@
-"""What training a part of the model at a time does not go with.
+"""Settings to refuse when training a part of the model at a time.
 
-Strategies that need the same tensors from every client, and differential privacy: its noise covers every coordinate of the
-model, whoever trained it, and for a mean over few of the clients it would be too little.
+These are strategies that need the same tensors from every client, and differential privacy: its noise is calibrated for
+a mean over the whole cohort in every coordinate, and would be too small for a mean over few clients.
 """
 
 from fedsign.compatibility import Chosen, Experiment, Unless

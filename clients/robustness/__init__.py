@@ -1,1 +1,1 @@
-"""Attackers and faults, simulated."""
+"""Simulated attackers and faults."""

@@ -1,9 +1,9 @@
-"""Malicious clients: a fixed share of the population that sends something else than what it has learnt.
+"""Simulated attackers: a fixed share of the population that sends manipulated updates.
 
-Who is malicious is drawn once from (seed, ATTACK), so that the same clients are on every engine, under every strategy and in every
-round; a larger share holds all of a smaller one's.  They train like the others, and then change their update: model less served
-model, of parameters, and what travels besides.  BatchNorm's statistics they send as they are: a variance below zero would be
-found out at once.
+The malicious clients are drawn once from (seed, ATTACK), so they are the same on every engine, under every strategy,
+and in every round; a larger share includes a smaller one.  They train like the others, then change their update: the
+parameters relative to the served model, and auxiliary tensors.  They do not change BatchNorm's statistics, since a
+negative variance would be obvious.
 
 A server that clips updates clips theirs as well.
 """
@@ -20,25 +20,25 @@ from fedsign.records import Role, Tensors, TrainReply, TrainRequest
 from fedsign.seeding import Purpose, generator
 
 Strength = Annotated[float, Field(gt=0)]
-Transform = Callable[[Tensors], Tensors]  # an update into what is sent instead
+Transform = Callable[[Tensors], Tensors]  # update -> manipulated update
 
 
 def none() -> None:
-    """Nobody attacks."""
+    """No attack."""
 
 
 def sign_flip(*, strength: Strength = 1.0) -> Transform:
-    """-strength times the update: away from where the client has found less loss."""
+    """Send -strength times the update, which increases the loss."""
     return lambda update: {name: -strength * tensor for name, tensor in update.items()}
 
 
 def scale(*, strength: Strength = 10.0) -> Transform:
-    """strength times the update: one client that counts for many."""
+    """Send strength times the update, so that one client counts for many."""
     return lambda update: {name: strength * tensor for name, tensor in update.items()}
 
 
 class Attack(ClientMiddleware):
-    """What malicious clients do; they hold to no privacy of their own."""
+    """Middleware that applies the attack; malicious clients skip other middleware, such as local privacy."""
 
     replaces_others = True
 
@@ -47,11 +47,11 @@ class Attack(ClientMiddleware):
         self._malicious = malicious(part, seed=seed, num_clients=num_clients)
 
     def concerns(self, request: TrainRequest) -> bool:
-        """Those who are malicious, in every round."""
+        """The malicious clients, in every round."""
         return request.partition in self._malicious
 
     def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply:
-        """Send something else."""
+        """Manipulate the update."""
         if self._transform is None:
             return reply
         moved = [name for name in reply.tensors if reply.roles[name] is Role.PARAMETER]
@@ -62,7 +62,7 @@ class Attack(ClientMiddleware):
 
 
 def malicious(part: AttackPart, *, seed: int, num_clients: int) -> frozenset[int]:
-    """The clients that attack; none without an attack."""
+    """The malicious clients; empty without an attack."""
     if not part.is_chosen:
         return frozenset()
     order = generator(seed, Purpose.ATTACK).permutation(num_clients)

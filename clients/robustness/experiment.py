@@ -1,4 +1,4 @@
-"""What attackers and faults add to an experiment: middleware at the clients, and a figure in a round's record."""
+"""Extension points of attacks and faults: client middleware, and a metric in each round's record."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from fedsign.workload import Workload
 
 
 def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ClientMiddleware]:
-    """At the extension point `client_middleware`: what malicious clients send, and then what arrives of anybody's."""
+    """The extension point `client_middleware`: attacks first, then faults, which may also hit attackers."""
     config = workload.config
     attack, faults = AttackPart.of(config), FaultsSection.of(config)
     found: list[ClientMiddleware] = []
@@ -24,18 +24,18 @@ def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list
 
 
 class AttackHook(RoundHook):
-    """A round's record says how many of the clients that were asked are malicious."""
+    """Records the number of malicious clients in each cohort."""
 
     def __init__(self, malicious: frozenset[int]) -> None:
         self._malicious = malicious
 
     def end(self, traffic: Traffic) -> Line:
-        """Their number."""
+        """The number of malicious clients that were asked."""
         return {"malicious": len(self._malicious.intersection(traffic.sent))}
 
 
 def round_hook(workload: Workload, strategy: object, folder: RunFolder, *, round: int) -> AttackHook | None:
-    """At the extension point `round_hook`, with an attack."""
+    """The extension point `round_hook`; active with an attack."""
     config = workload.config
     attack = AttackPart.of(config)
     if not attack.is_chosen:

@@ -1,4 +1,4 @@
-"""Attackers in the head of a run's page."""
+"""The number of attackers, for the head of a run's report."""
 
 from fedsign.report.sections import Section
 from fedsign.report.summary import Fact, Run, named
@@ -6,7 +6,7 @@ from fedsign.report.wording import figure
 
 
 def section(run: Run) -> Section | None:
-    """How many sent something else than what they had learnt; None where nobody did."""
+    """The mean number of malicious clients per round; None without an attack."""
     counts = [line["malicious"] for line in run.rounds if "malicious" in line]
     if not counts:
         return None

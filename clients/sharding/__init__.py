@@ -1,1 +1,1 @@
-"""One client's training, divided over several processes."""
+"""One client's training, sharded over several processes."""

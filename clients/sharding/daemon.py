@@ -1,9 +1,10 @@
-"""The process beside a node that keeps its sharded clients' ranks between messages: see clients.sharding.node.
+"""The daemon beside a node that keeps the ranks of sharded clients between messages (see clients.sharding.node).
 
-In, from the process that started it: one message, what to be.  Then it answers on its socket, one client after another.
+It gets its settings in one message from the process that started it, then serves clients one by one on its socket.
 
-It ends with what it was bound to, however that ends: the process that started it, or another one (`ChildProcess.ends_with`).  It ends, too, when it is told that the run is over, or when nobody has asked for anything for a
-while (`idle_s`): a server that was killed shuts nothing down, and the node may last for other runs.  Its ranks end with it.
+It ends with the process that it is bound to: the one that started it, or another one (`ChildProcess.ends_with`).  It
+also ends when it is told that the run is over, or after `idle_s` seconds without a request, since a killed server shuts
+nothing down while the node may live on for other runs.  Its ranks end with it.
 """
 
 import logging
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def main(parent: Connection) -> None:
-    """Answer until there is nobody left to answer to."""
+    """Serve requests until the run is over or the daemon is idle."""
     given = next(iter(parent))
     with socket.socket(fileno=given["server"]) as server:
         server.settimeout(given["idle_s"])
@@ -34,25 +35,25 @@ def main(parent: Connection) -> None:
                 while _answer(Connection(server.accept()[0]), group, server):
                     pass
             except TimeoutError:
-                server.close()  # before the ranks end: whoever asks now starts another one
+                server.close()  # first, so that a new request starts another daemon
                 group.part(is_over=False)
 
 
 def _answer(connection: Connection, group: ShardGroup, server: socket.socket) -> bool:
-    """One client; an asker that is gone meanwhile is not told.  False where there will be no other."""
+    """Serve one request; False if it was the last one."""
     with closing(connection):
         try:
             connection.check_same_user()
         except EngineError as error:
             _log.warning("%s", error)
             return True
-        with connection.deadline(_REQUEST_S):  # one that asks nothing must not keep others waiting
+        with connection.deadline(_REQUEST_S):  # a silent peer must not block others
             found = receive_tensors(connection, max_bytes=group.max_request_bytes)
         if found is None:
             return True
         if "end" in found[0]:
-            server.close()  # before the asker is let go, which may be followed by another run
-            group.part(is_over=True)  # and before this process ends with the asker
+            server.close()  # before replying, since another run may follow at once
+            group.part(is_over=True)  # before replying, since this process may end with the peer
             return False
         (result,) = group.train_many([request_from(*found)], ClientStore(Path()))
         send_tensors(connection, result_message(result), {} if isinstance(result, Failure) else result.tensors)

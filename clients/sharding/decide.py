@@ -1,8 +1,9 @@
-"""A client of several processes: which strategy `auto` is.  Decided once, before a run.
+"""Decide the sharding strategy of `auto`, once before a run.
 
-`auto` is the plan's choice (`fedsign.sharding.plan`) for the model's size, the micro-batches of a step, what the optimizer keeps for each
-element, and the bandwidths and memory in the configuration: of the strategies within 5 % of the fastest that fits, the one with
-the least memory.  Nothing is measured, so that the same experiment trains in the same way everywhere.
+`auto` takes the first strategy of the plan (`fedsign.sharding.plan`), given the size of the model, the micro-batches
+per step, the optimizer state per element, and the bandwidths and memory in the configuration: among the strategies
+within 5 % of the fastest that fits, the one with the least memory.  Nothing is measured, so the same experiment trains
+the same way everywhere.
 """
 
 from math import inf
@@ -22,7 +23,7 @@ def sharded(workload: Workload) -> Workload:
     """The workload with `client.sharding.strategy` decided.
 
     Raises:
-        ConfigError: its model states fit no rank.
+        ConfigError: no strategy fits into a rank's memory.
     """
     settings = ShardingSection.of(workload.config)
     if settings.strategy != "auto":
@@ -34,14 +35,15 @@ def sharded(workload: Workload) -> Workload:
     (standing, best), *_ = rank(task, grouping=grouping, network=network, memory_bytes=limit)
     if standing == "too_large":
         raise ConfigError(
-            f"client.sharding.memory_gb={settings.memory_gb:g} was given, but the least that the model states of a rank take is "
-            f"{best.memory_bytes / 1e9:.3g} GB, with {best.strategy.name}; give more ranks or more memory."
+            f"client.sharding.memory_gb={settings.memory_gb:g} was given, "
+            "but the least that the model states of a rank "
+            f"take is {best.memory_bytes / 1e9:.3g} GB, with {best.strategy.name}; give more ranks or more memory."
         )
     return workload.with_client(sharding=settings.model_copy(update={"strategy": best.strategy.name}))
 
 
 def _task_of(workload: Workload, model: nn.Module) -> Task:
-    """What the plan has to know: masters are the parameters themselves, which are float32 at least."""
+    """The plan's input; there are no separate masters, since parameters are at least float32."""
     client = workload.config.client
     parameters = list(model.parameters())
     itemsize = max(parameter.element_size() for parameter in parameters)

@@ -1,13 +1,13 @@
-"""Processes that train one client together, each with its share of the model's states: `client.sharding.ranks` of them.
+"""Train one client in `client.sharding.ranks` processes, each with a shard of the model states.
 
-`ShardGroup` is one more `LocalTrainer`.  It keeps the processes, with model and data loaded, from client to client and from round to round.
-They are on this machine, or on this and others that have joined it: `ranks.py`, `machines.py`.
-What a client brings and what comes of it lie in memory that all of a machine see ([Note: files without a name] in
-fedsign.transport.tensors); messages bring the request and the metrics.  How the work is divided: `training.py`.
+`ShardGroup` is a `LocalTrainer`.  It keeps the processes, with model and data loaded, across clients and rounds.  They
+run on this machine (`ranks.py`), and optionally on others that have joined it (`machines.py`).  A client's tensors are
+in memory shared by all processes of a machine ([Note: files without a name] in fedsign.transport.tensors); messages
+carry the request and the metrics.  `training.py` divides the work.
 
-A rank that dies, fails or is late ends the round of its client, with a failure that says so, and so does the loss of a machine.  The others wait
-for it within a collective, which nothing but their end interrupts: so all are ended, and the next client gets new ones.  Ranks end with
-the process that started them, however it ends (`fedsign.transport.process`).
+If a rank dies, fails, or is late, or if a machine is lost, the client's round ends with a failure.  The other ranks are
+then blocked in a collective that only their end can interrupt, so all ranks are ended, and the next client gets new
+ones.  Ranks end with the process that started them (`fedsign.transport.process`).
 """
 
 import time
@@ -33,18 +33,18 @@ from fedsign.transport.connection import Message, poll
 from fedsign.transport.tensors import Layout
 from fedsign.workload import Workload
 
-_LAST_WORDS_S = 1.0  # a rank that has lost another one complains, perhaps before that one is known to be gone
+_LAST_WORDS_S = 1.0  # the complaint of a rank about a lost one may arrive before the loss itself
 
 
 class _ToldError(FedSignError):
-    """What a rank says of its own failure: the fields of that."""
+    """A failure reported by a rank, as the fields of a Failure."""
 
 
 class ShardGroup:
-    """See the module.  The processes start with the first client, and machines join from then on; `close` ends them."""
+    """Trains clients in sharded processes, which start with the first client; `close` ends them."""
 
     def __init__(self, workload: Workload, *, logs: Path) -> None:
-        """What the processes of this machine have to say goes to files in `logs`.
+        """Prepare a group; the processes of this machine log to files in `logs`.
 
         Raises:
             EngineError: this process is a rank itself.
@@ -55,27 +55,27 @@ class ShardGroup:
         self._roles = workload.roles
         self._rendezvous: Rendezvous | None = None
         self._joined: list[RemoteRanks] = []
-        self._store: TCPStore | None = None  # where the ranks of a group meet
+        self._store: TCPStore | None = None  # for the ranks' rendezvous
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
-        """See LocalTrainer; a reply's tensors lie in shared memory, which is used again when they are gone."""
+        """Train clients one by one; replies are in shared memory, which is reused once they are released."""
         for request in requests:
             result: TrainReply | Failure
             try:
                 result = self._train(request)
-            except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
+            except Exception as error:  # noqa: BLE001 - a client's error is a reply, on every engine
                 self._end()
                 result = _failure(request.partition, error)
             yield result
-            del result  # its memory may be used again as soon as the caller is done with it
+            del result  # lets its memory be reused as soon as the caller releases it
 
     def close(self) -> None:
-        """End the processes; for the workers of other machines the run is over, unless they were parted with."""
+        """End the processes, and tell workers on other machines that the run is over."""
         self.part(is_over=True)
         self._here.close()
 
     def part(self, *, is_over: bool) -> None:
-        """End the ranks, and part with the workers of other machines: they end if the run is over, or look for who comes after this."""
+        """End the ranks and disconnect other machines, whose workers end only if the run is over."""
         self._end()
         if self._rendezvous:
             self._rendezvous.close(is_over=is_over)
@@ -108,10 +108,10 @@ class ShardGroup:
         return [self._here, *self._joined]
 
     def _start(self, deadline: float) -> None:
-        """Start all ranks, and wait until they are a group.
+        """Start all ranks, and wait until they have formed a process group.
 
         Raises:
-            EngineError: machines are missing, or ranks do not find each other.
+            EngineError: machines are missing, or the ranks do not find each other.
         """
         num, ranks = self._settings.machines, self._settings.ranks
         if num > 1:
@@ -125,12 +125,12 @@ class ShardGroup:
             if time.monotonic() > deadline:
                 raise
             raise EngineError(
-                f"the {ranks} processes that train a client together did not find each other within {RENDEZVOUS_S:g} s; let all ports be "
-                "open between the machines, and look at the logs of the ranks."
+                f"the {ranks} processes that train a client together did not find each other within "
+                f"{RENDEZVOUS_S:g} s; let all ports be open between the machines, and look at the logs of the ranks."
             ) from None
 
     def _opened_rendezvous(self) -> Rendezvous:
-        """Opened with the first client, whose failure it is if nobody can listen there."""
+        """Open the rendezvous with the first client, so that a failure to listen is the client's failure."""
         if self._rendezvous is None:
             address, key = self._settings.where_machines_join()
             self._rendezvous = Rendezvous(
@@ -143,11 +143,11 @@ class ShardGroup:
         return self._rendezvous
 
     def _answers(self, deadline: float) -> list[Message]:
-        """The next message of each rank, in their order.
+        """The next message of each rank, by rank.
 
         Raises:
-            RankError: one has died, or a machine is lost.
-            LateError: not all have answered in time.
+            RankError: a rank has died, or a machine is lost.
+            LateError: a rank has not replied in time.
         """
         found: dict[int, Message] = {}
         failures: dict[int, Message] = {}
@@ -168,13 +168,13 @@ class ShardGroup:
         return [found[rank] for rank in range(self._settings.ranks)]
 
     def _messages(self, deadline: float) -> list[RankMessage] | None:
-        """The next messages of any ranks; None if there are none in time."""
+        """The next messages of any ranks; None at the deadline."""
         host_of = {connection: host for host in self._hosts for connection in host.connections()}
         readable = poll(host_of, None if deadline == inf else max(0.0, deadline - time.monotonic()))
         return [message for each in readable for message in host_of[each].drain(each)] if readable else None
 
     def _end(self) -> None:
-        """End the ranks at once; machines that have joined wait for the next group."""
+        """End the ranks at once; joined machines wait for the next group."""
         for host in self._hosts:
             host.end()
         if self._rendezvous:
@@ -183,7 +183,7 @@ class ShardGroup:
 
 
 def _first_cause(failures: Collection[Message]) -> FedSignError:
-    """The failure that caused the others: the end of a process before complaints about it."""
+    """The root cause among failures: a process that died, before complaints about it."""
     for failure in failures:
         if "died" in failure:
             who, how, remedy = failure["died"]

@@ -1,16 +1,16 @@
-"""Remote ranks: further hosts of a silo that hold ranks of its clients (`client.sharding.machines`), as the first host sees them.
+"""Remote ranks: other hosts that hold ranks of a silo's clients (`client.sharding.machines`), seen from the first host.
 
-Each runs `fedsign worker` (worker.py), which connects to the `Rendezvous` of the first.  After the handshake
-(fedsign.transport.handshake) it learns, over TLS, what is trained, and the training samples are compared.  Then it waits until a group of ranks takes it,
-and again when the group has ended.  More hosts than a group takes wait in reserve.
+Each host runs `fedsign worker` (worker.py), which connects to the first host's `Rendezvous`.  After the handshake
+(fedsign.transport.handshake) it receives the experiment over TLS, and the training samples are compared.  It then waits
+for a group of ranks to take it, and again after the group has ended.  Surplus hosts wait in reserve.
 
-Messages after the handshake; what is sent to a lost host is lost, too ([Note: a lost peer] in fedsign.transport.connection):
+Messages after the handshake; those to a lost host are lost ([Note: a lost peer] in fedsign.transport.connection):
 
-To the worker:     {"config": toml, "sites": [...] or null} once, and after its answer
-                   {"start": [first rank, last + 1], "group": n, "port": n}   n counts the groups of this host; the store has this port
-                   {"ask": request} and the client's tensors                  the request is what process.py takes
-                   {"end": true}                                              the group, at once
-                   {"over": true}                                             the run; so the worker ends
+To the worker:     {"config": toml, "sites": [...] or null} once; after its answer
+                   {"start": [first rank, last + 1], "group": n, "port": n}   n counts this host's groups; the store's
+                   port {"ask": request} and the client's tensors                  the request that process.py takes
+                   {"end": true}                                              end the group at once {"over": true}
+                   the run is over, so the worker ends
 To the first host: {"data": digest} or {"failed": sentence} once
                    {"group": n, "rank": n, "message": message}, see RankMessage
 """
@@ -35,24 +35,27 @@ from fedsign.transport.addresses import Address
 from fedsign.transport.connection import Connection, Message, poll
 
 FACTS = {"protocol": 4, "fedsign": __version__, "torch": torch.__version__.partition("+")[0]}
-_REMEDY = "give its --secret-file the same content as client.sharding.secret_file, or the node's sharding-secret-file, has on the other"
+_REMEDY = (
+    "give its --secret-file the same content as client.sharding.secret_file, "
+    "or the node's sharding-secret-file, has on the other"
+)
 _BACKLOG = 64
-_PATIENCE_S = 10.0  # for the port, which the run before may still hold
+_PATIENCE_S = 10.0  # for the port, which the previous run may still hold
 _RETRY_S = 0.2
-_QUIET_S = 5.0  # for which a client waits without a word
+_QUIET_S = 5.0  # of waiting before a warning
 _log = logging.getLogger("fedsign")
 
 
 class RemoteRanks:
-    """Those of a host that has joined."""
+    """The ranks of a joined host; same interface as LocalRanks."""
 
     def __init__(self, connection: Connection, *, num_ranks: int, command: str) -> None:
-        """`num_ranks` are those of all hosts; `command` is the one that joins."""
+        """`num_ranks` counts the ranks of all hosts; `command` is the command line that joins."""
         self.connection, self._num_ranks, self._command = connection, num_ranks, command
         self._name, self._ranks, self._group = "", range(0), 0
 
     def still_waits(self) -> bool:
-        """Whether it is there, or else its connection is closed; messages of a former group's ranks are dropped."""
+        """Whether the host is still connected; discards messages of former groups, and closes a lost connection."""
         while poll([self.connection], 0.0):
             if None in self.connection.drain():
                 self.connection.close()
@@ -60,22 +63,22 @@ class RemoteRanks:
         return True
 
     def start(self, ranks: range, store: StoreAddress) -> None:
-        """See LocalRanks; its ranks find the store where it has joined."""
+        """Start ranks there; they find the store at the address by which the host has joined."""
         self._ranks, self._group = ranks, self._group + 1
         number, machines = ranks.start // len(ranks), self._num_ranks // len(ranks)
         self._name = f"machine {number + 1} of {machines} ({self.connection.peer_host})"
         self.connection.send({"start": [ranks.start, ranks.stop], "group": self._group, "port": store.port})
 
     def ask(self, request: Message, tensors: Tensor) -> None:
-        """See LocalRanks; the tensors are sent once, however many ranks it has."""
+        """Send a request to all ranks of the host; the tensors are sent once."""
         self.connection.send({"ask": request}, tensors.numpy().data)
 
     def connections(self) -> Sequence[Connection]:
-        """See LocalRanks."""
+        """The connection to poll for messages."""
         return [self.connection]
 
     def drain(self, connection: Connection) -> list[RankMessage]:
-        """See LocalRanks; messages of a former group's ranks are dropped."""
+        """The messages of the current group's ranks."""
         messages = []
         for found in connection.drain():
             if found is None:
@@ -89,43 +92,47 @@ class RemoteRanks:
         return messages
 
     def end(self) -> None:
-        """See LocalRanks."""
+        """End the ranks."""
         self.connection.send({"end": True})
 
     def _lost(self) -> Message:
         ranks = f"{self._ranks.start} to {self._ranks.stop - 1}" if len(self._ranks) > 1 else f"{self._ranks.start}"
-        who = f"{self._name}, which holds rank {ranks} of the {self._num_ranks} processes that train this client together,"
+        who = (
+            f"{self._name}, which holds rank {ranks} of the {self._num_ranks} processes "
+            "that train this client together,"
+        )
         how = "is lost: its worker has ended, or the network to it is broken"
         return {"died": [who, how, f"Start '{self._command}' there again, or on another machine"]}
 
 
 class Rendezvous:
-    """Where hosts join: a thread accepts them, and each has a thread of its own until it waits, so that a silent one delays nobody."""
+    """Where hosts join.  One thread accepts them, and one thread per host admits it, so silent hosts delay nobody."""
 
     def __init__(self, address: Address, *, key: bytes, num_ranks: int, experiment: Message, digest: str) -> None:
-        """`experiment` is what a host has to know of it, `digest` that of the data it has to have.
+        """Listen for hosts; `experiment` describes the workload to them, `digest` is that of the required data.
 
         Raises:
-            EngineError: nobody can listen there.
+            EngineError: the address cannot be used.
         """
         self._key, self._num_ranks, self._experiment, self._digest = key, num_ranks, experiment, digest
         self._command = f"fedsign worker --join {address}" + (" --secret-file FILE" if key else "")
         self._server = _listening(address)
         if not address.is_loopback:
             _log.warning(
-                "the ranks of a client send its tensors without encryption: client.sharding.insecure_network=true allows it"
+                "the ranks of a client send its tensors without encryption: "
+                "client.sharding.insecure_network=true allows it"
             )
         self._changed = threading.Condition()
         self._is_open = True
-        self._arriving: dict[Connection, bool] = {}  # -> whether it is authenticated, and loads the data
+        self._arriving: dict[Connection, bool] = {}  # -> whether it is authenticated and loading the data
         self._waiting: list[RemoteRanks] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
     def take(self, num: int, *, deadline: float, wait_s: float) -> list[RemoteRanks]:
-        """So many hosts, for a group, until they are given back.
+        """Take `num` hosts for a group, until they are given back.
 
         Raises:
-            EngineError: there are not so many in time.
+            EngineError: too few have joined in time.
         """
         now = time.monotonic()
         until = min(deadline, now + wait_s)
@@ -138,16 +145,16 @@ class Rendezvous:
         return taken
 
     def give_back(self, hosts: Sequence[RemoteRanks]) -> None:
-        """They wait again, before the others; those that are gone are found out when they are taken."""
+        """Let hosts wait again, ahead of others; lost ones are detected when they are taken."""
         with self._changed:
             self._waiting = [*hosts, *self._waiting]
 
     def close(self, *, is_over: bool) -> None:
-        """Accept no more hosts; those that wait learn that the run is over, or else look for the next rendezvous."""
+        """Stop accepting hosts; tell waiting ones that the run is over, or let them look for the next rendezvous."""
         with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes up the accepting thread
         self._server.close()
-        with self._changed:
+        with self._changed:  # only collect under the lock: finish() below may block on a slow peer
             self._is_open = False
             arriving = self._arriving | {host.connection: True for host in self._waiting}
             self._waiting, self._arriving = [], {}
@@ -155,7 +162,7 @@ class Rendezvous:
             connection.finish({"over": True}) if is_over and is_authenticated else connection.close()
 
     def _num_waiting(self) -> int:
-        """How many hosts wait; those that are gone are dropped."""
+        """The number of waiting hosts, after dropping lost ones; requires the lock."""
         self._waiting = [host for host in self._waiting if host.still_waits()]
         return len(self._waiting)
 
@@ -163,8 +170,9 @@ class Rendezvous:
         loading = sum(self._arriving.values())
         at_work = f", and {loading} more {'is' if loading == 1 else 'are'} loading the data" if loading else ""
         return (
-            f"{len(self._waiting) + 1} of the {num + 1} machines that train a client together were there, this one included{at_work}, when "
-            f"client.sharding.join_s={wait_s:g} had passed; start '{self._command}' on each that is missing, or raise it."
+            f"{len(self._waiting) + 1} of the {num + 1} machines that train a client together were there, "
+            f"this one included{at_work}, when client.sharding.join_s={wait_s:g} had passed; "
+            f"start '{self._command}' on each that is missing, or raise it."
         )
 
     def _listen(self) -> None:
@@ -174,12 +182,12 @@ class Rendezvous:
             except OSError:
                 if self._server.fileno() < 0:
                     return  # closed
-                time.sleep(_RETRY_S)  # about to be, or this process has too many open files at the moment
+                time.sleep(_RETRY_S)  # about to be closed, or too many open files right now
                 continue
             threading.Thread(target=self._admit, args=(Connection(sock),), daemon=True).start()
 
     def _admit(self, connection: Connection) -> None:
-        """Let a host wait for a group; one that is refused learns why, and so does the log."""
+        """Admit a host to the waiting ones; a refusal is sent to the host and logged."""
         refusal = ""
         try:
             self._register(connection, is_authenticated=False)
@@ -200,7 +208,7 @@ class Rendezvous:
             connection.close()
 
     def _register(self, connection: Connection, *, is_authenticated: bool) -> None:
-        """Raises: JoinError: the rendezvous was closed meanwhile."""
+        """Track a connection.  Raises: JoinError: the rendezvous was closed meanwhile."""
         with self._changed:
             if not self._is_open:
                 connection.close()
@@ -208,7 +216,7 @@ class Rendezvous:
             self._arriving[connection] = is_authenticated
 
     def _compare_data(self, connection: Connection) -> None:
-        """Raises: JoinError: the host cannot take part."""
+        """Send the experiment and compare the data.  Raises: JoinError: the host cannot take part."""
         connection.send(self._experiment)
         answer = connection.receive()
         if answer is None:
@@ -216,7 +224,10 @@ class Rendezvous:
         if "failed" in answer:
             raise JoinError(f"it cannot take part: {answer['failed']}")
         if answer.get("data") != self._digest:
-            refusal = "the training samples there are others than on the first machine; let both read the same data (--data-root says where)."
+            refusal = (
+                "the training samples there are others than on the first machine; "
+                "let both read the same data (--data-root says where)."
+            )
             connection.send({"refused": refusal})
             raise JoinError(refusal)
 
@@ -229,7 +240,8 @@ def _listening(address: Address) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise EngineError(
-                    f"nobody can listen on {address} here ({os.strerror(error.errno or 0)}); give client.sharding.listen, or the "
-                    "node's sharding-listen, an address of this machine and a port that is free."
+                    f"nobody can listen on {address} here ({os.strerror(error.errno or 0)}); "
+                    "give client.sharding.listen, or the node's sharding-listen, an address of this machine "
+                    "and a port that is free."
                 ) from error
         time.sleep(_RETRY_S)

@@ -1,12 +1,12 @@
-"""A client whose model is sharded, at a node of a deployment: the processes that train it outlast the message.
+"""Sharded clients at a node of a deployment, whose ranks outlive a single message.
 
-Flower may start a fresh process for every message (`flower-supernode` alone does; `clients.site` does not).  So the ranks
-belong to a daemon beside the node (daemon.py), which keeps model and data loaded; whoever handles a message
-asks it, and starts it if it is not there.  Messages of one node find the same one by its name, which follows from the node's process and from the
-experiment as the node plays it.
+Flower may start a new process for every message (plain `flower-supernode` does, `clients.site` does not).  Therefore
+the ranks belong to a daemon beside the node (daemon.py), which keeps model and data loaded.  The handler of a message
+asks the daemon, and starts it if necessary.  All messages of a node find the same daemon by its address, derived from
+the node's process and the experiment.
 
-[Note: who outlasts a message] is the process that handles it, but for Flower's program `flwr-clientapp`, which is made for one message:
-there it is the process that started that.  The daemon ends with the one that lasts.
+[Note: who outlasts a message] Normally that is the process that handles it.  Flower's program `flwr-clientapp` handles
+a single message, so there it is that program's parent.  The daemon ends with the surviving process.
 """
 
 import hashlib
@@ -33,17 +33,17 @@ _ONE_MESSAGE = "flwr-clientapp"  # Flower's program that handles one message and
 _IDLE_S = 600.0
 _BACKLOG = 64
 _RETRY_S = 0.01
-_held: list[ChildProcess] = []  # the daemon of this process, one at most; what is let go of ends
+_held: list[ChildProcess] = []  # this process's daemon, at most one; it ends when it is removed
 
 
 class AtDaemon:
-    """A LocalTrainer that asks the node's daemon."""
+    """A LocalTrainer that forwards requests to the node's daemon."""
 
     def __init__(self, workload: Workload, *, logs: Path, idle_s: float = _IDLE_S) -> None:
-        """What the daemon and its ranks have to say goes to files in `logs`.
+        """Prepare requests; the daemon and its ranks log to files in `logs`.
 
         Raises:
-            EngineError: this is no Linux, whose local sockets it takes.
+            EngineError: this is not Linux, whose abstract sockets are needed.
         """
         if sys.platform != "linux":
             raise EngineError("client.sharding at nodes of a deployment needs Linux; use engine.name=in_process here.")
@@ -52,7 +52,7 @@ class AtDaemon:
         self._address = _address_of(self._given)
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[Result]:
-        """See LocalTrainer."""
+        """Train clients one by one; an error becomes a failure."""
         for request in requests:
             try:
                 yield self._asked(request)
@@ -60,12 +60,12 @@ class AtDaemon:
                 yield failure_of(request.partition, error)
 
     def shut_down(self) -> None:
-        """Let the daemon end, if there is one."""
+        """End the daemon, if there is one."""
         daemon = _connection_to(self._address)
         if daemon:
             with closing(daemon):
                 send_tensors(daemon, {"end": True}, {})
-                daemon.receive()  # it ends with the connection
+                daemon.receive()  # returns when the daemon closes the connection
         let_go()
 
     def _asked(self, request: TrainRequest) -> Result:
@@ -74,17 +74,17 @@ class AtDaemon:
             found = receive_tensors(daemon, max_bytes=slot_bytes_of(request.tensors))
         if found is None:
             raise RankError(
-                "the process that keeps the ranks of this node's clients ended before it answered; the next client gets another one. "
-                f"What it had to say is in {self._given['logs']}."
+                "the process that keeps the ranks of this node's clients ended before it answered; "
+                f"the next client gets another one. What it had to say is in {self._given['logs']}."
             )
         return result_from(found[0], self._roles, found[1], {})
 
     def _connected(self) -> Connection:
-        """A connection to the node's daemon, which is started if it is not there."""
+        """Connect to the node's daemon, starting it if necessary."""
         while True:
             if daemon := _connection_to(self._address):
                 return daemon
-            # bound here, so that who asks while the daemon starts waits for it, instead of starting another one
+            # Bound before the daemon starts: concurrent callers then wait for it instead of starting another one.
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server, suppress(OSError):
                 server.bind(self._address)
                 server.listen(_BACKLOG)
@@ -92,8 +92,8 @@ class AtDaemon:
             time.sleep(_RETRY_S)
 
     def _start(self, server: int) -> None:
-        """Start a daemon, whose end is that of the process that outlasts the message."""
-        let_go()  # of one that has died
+        """Start a daemon that ends with the process that outlasts the message."""
+        let_go()  # drops a dead one
         logs = Path(self._given["logs"])
         logs.mkdir(parents=True, exist_ok=True)
         daemon = ChildProcess(_MODULE, log=logs / "daemon.log", descriptors=[server], ends_with=self._given["node"])
@@ -102,12 +102,12 @@ class AtDaemon:
 
 
 def _node() -> int | None:
-    """The process that outlasts this one; None if that is this one.  See [Note: who outlasts a message]."""
+    """The process that outlasts the message; None if it is this one.  See [Note: who outlasts a message]."""
     return os.getppid() if Path(sys.argv[0]).name == _ONE_MESSAGE else None
 
 
 def _connection_to(address: str) -> Connection | None:
-    """None if no daemon listens there."""
+    """A connection to the daemon; None if none listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if sock.connect_ex(address):
         sock.close()
@@ -118,14 +118,14 @@ def _connection_to(address: str) -> Connection | None:
 
 
 def let_go() -> None:
-    """Let the daemon end that this process holds, if it holds one."""
+    """End the daemon held by this process, if any."""
     _held.clear()
 
 
 def _address_of(given: Message) -> str:
-    """In Linux's abstract namespace, so that nothing lies on a disk."""
+    """The daemon's address in Linux's abstract namespace, which leaves no files."""
     lasts = given["node"] or os.getpid()
-    # when it began, in the kernel's ticks: numbers of processes are used again
+    # with the start time in kernel ticks, because process ids are reused
     began = Path(f"/proc/{lasts}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     name = hashlib.sha256(f"{os.getuid()} {lasts} {began} {given}".encode()).hexdigest()[:32]
     return f"\0fedsign-{name}"

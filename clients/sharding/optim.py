@@ -1,8 +1,9 @@
-"""A client's optimizer on one rank: it moves the pieces of parameters that the rank owns, as the whole one would move the parameters.
+"""A client's optimizer on one rank, which updates the rank's pieces as the whole optimizer would update the parameters.
 
-The whole optimizer is made of the sharded model's own parameters, for what it says of them: rates, weight decay, masks, and
-which of them train now.  It never moves anything.  What moves is torch's rule (or ours for sparse weights) on the pieces, whose gradients are
-parts of the whole gradient; that is the same update for rules that work element by element, and no others are here.
+The whole optimizer is built from the sharded model's parameters only to determine learning rates, weight decay, masks,
+and which parameters train; it never updates anything.  The update is torch's rule (or ours for sparse weights) on the
+pieces, whose gradients are slices of the whole gradient.  For elementwise rules, the only ones supported, that is the
+same update.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,18 +16,18 @@ from fedsign.optim.lean import made_lean, step_leanly
 from fedsign.sharding.flat import Piece
 
 _TORCHS = (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam)  # AdamW is an Adam
-_OF_TENSORS = ("params", "masks", "plan")  # of a group, besides what the rule reads
+_OF_TENSORS = ("params", "masks", "plan")  # group entries that are not settings of the rule
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | None:
-    """The optimizer that moves pieces of tensors as this one moves the whole, such as its `element_rule`; None if there is none."""
+    """The optimizer class that does the same update on pieces, such as its `element_rule`; None if there is none."""
     if type(optimizer) in _TORCHS:
         return type(optimizer)
     return getattr(optimizer, "element_rule", None)
 
 
 def piece_optimizer(whole: torch.optim.Optimizer, model: nn.Module, pieces: Sequence[Piece]) -> torch.optim.Optimizer:
-    """An optimizer of a rank's pieces without a past, with the groups of the whole one, which has a rule."""
+    """A fresh optimizer for a rank's pieces, with the groups of the whole one."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     pieces_of: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -43,7 +44,7 @@ def piece_optimizer(whole: torch.optim.Optimizer, model: nn.Module, pieces: Sequ
         groups.append(group)
     groups[0]["params"].append(
         nn.Parameter(torch.zeros(1))
-    )  # a rank may own nothing; an optimizer asks for at least one
+    )  # a rank may own nothing, but an optimizer needs at least one tensor
     groups[0]["masks"].append(None)
     rule: Any = rule_of(whole)
     optimizer: torch.optim.Optimizer = made_lean(rule, groups, **({} if rule in _TORCHS else whole.defaults))
@@ -51,7 +52,7 @@ def piece_optimizer(whole: torch.optim.Optimizer, model: nn.Module, pieces: Sequ
 
 
 def forget(optimizer: torch.optim.Optimizer, pieces: Sequence[Piece], *, but: Collection[str]) -> None:
-    """Drop the moments of all parameters but those named."""
+    """Drop the moments of all parameters except those named."""
     for piece in pieces:
         if piece.name not in but:
             optimizer.state.pop(piece.tensor, None)

@@ -1,9 +1,10 @@
-"""A process that is one of the ranks of a client: see clients.sharding.ranks.
+"""The process of one rank (see clients.sharding.ranks).
 
-In:  the rank's settings, once; then for each client its request (clients.workers.messages), the `layout` of its tensors and
+In:  the rank's settings, once; then per client its request (clients.workers.messages), the `layout` of its tensors, and
      the `slot` of the reply
-Out: {"ready": true} once; then for each client {"nums", "losses"} of the training and the `layout` of what rank 0 has written into
-     the slot; {"failed": ...} in place of either
+Out: {"ready": true} once; then per client {"nums", "losses"} of the training, and the `layout` of what rank 0 wrote
+into
+     the slot; {"failed": ...} instead of either
 """
 
 import logging
@@ -25,7 +26,7 @@ from fedsign.workload import Workload
 
 
 def main(parent: Connection) -> None:
-    """Train what is asked for, to the end."""
+    """Train clients until the connection ends."""
     requests = iter(parent)
     try:
         given = next(requests)
@@ -36,27 +37,27 @@ def main(parent: Connection) -> None:
         parent.send({"ready": True})
         for request in requests:
             parent.send(_trained(training, request, models, replies))
-    except Exception as error:  # told to the other process, whatever it is
+    except Exception as error:  # any error is reported to the parent
         logging.getLogger("fedsign").exception("a rank cannot go on")
         parent.send(result_message(failure_of(0, error)))
         for _ in requests:
-            pass  # to go would make the other ranks complain, too
+            pass  # exiting now would make the other ranks fail, too
 
 
 def _trained(training: ShardedTraining, request: Message, models: SharedFile, replies: SharedFile) -> Message:
-    """Train one client and report it.  Rank 0 writes the trained tensors into the reply's slot."""
+    """Train a client.  Rank 0 writes the trained tensors into the reply's slot."""
     tensors = Layout.from_json(request["layout"]).read(models.memory(0))
     nums, losses = training.train(request_from(request, tensors))
     layout = training.layout()
     places = {} if dist.get_rank() else layout.read(replies.memory(request["slot"]))
-    for name, value in training.values():  # all ranks take part in gathering what rank 0 writes
+    for name, value in training.values():  # gathering is collective, so all ranks must iterate
         if places:
             places[name].copy_(value)
     return {"nums": nums, "losses": losses, "layout": layout.as_json()}
 
 
 def _init_process_group(given: Message, workload: Workload) -> None:
-    """Join the process group, which meets at the store of the first machine."""
+    """Join the process group through the store on the first machine."""
     rank, ranks = given["rank"], ShardingSection.of(workload.config).ranks
     host, port = given["store"]
     store = TCPStore(host, port, timeout=timedelta(seconds=RENDEZVOUS_S))
@@ -67,7 +68,7 @@ def _init_process_group(given: Message, workload: Workload) -> None:
 
 
 def agreed_backend(store: Store, wished: str, *, rank: int, ranks: int) -> str:
-    """The backend of all ranks, which machines with other GPUs wish differently: NCCL if all do."""
+    """Agree on the backend: machines may prefer different ones, and NCCL requires that all support it."""
     store.set(f"backend-{rank}", wished)
     every = {store.get(f"backend-{each}").decode() for each in range(ranks)}
     return wished if every == {wished} else "gloo"

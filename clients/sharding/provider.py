@@ -1,4 +1,4 @@
-"""Ranks that train one client together, where `client.sharding` asks for them."""
+"""The provider of sharded training, chosen by `client.sharding`."""
 
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
@@ -11,12 +11,12 @@ from fedsign.workload import Workload
 
 
 class ShardingProvider(TrainerProvider):
-    """See TrainerProvider."""
+    """Trains each client in several processes, which share its model states."""
 
     outlasts_messages = True
 
     def decide(self, spec: ObjectiveSpec) -> Workload:
-        """See TrainerProvider."""
+        """Decide `client.sharding.strategy`."""
         if not self.takes():
             return self.workload
         from clients.sharding.decide import sharded
@@ -24,17 +24,17 @@ class ShardingProvider(TrainerProvider):
         return sharded(self.workload)
 
     def takes(self) -> bool:
-        """See TrainerProvider."""
+        """Whether there is more than one rank."""
         return ShardingSection.of(self.workload.config).ranks > 1
 
     def check(self) -> None:
-        """See TrainerProvider."""
+        """Check the settings for joining machines."""
         settings = ShardingSection.of(self.workload.config)
         if settings.machines > 1:
             settings.where_machines_join()
 
     def open(self, *, logs: Path, in_process: bool) -> AbstractContextManager[LocalTrainer]:
-        """Ranks of this process, or at a node those of a daemon, which outlast the message."""
+        """Use this process's ranks, or at a node those of a daemon, which outlive the message."""
         if in_process:
             from clients.sharding.group import ShardGroup
 
@@ -44,7 +44,7 @@ class ShardingProvider(TrainerProvider):
         return nullcontext(AtDaemon(self.workload, logs=logs))
 
     def shut_down(self, *, logs: Path) -> None:
-        """See TrainerProvider."""
+        """End the node's daemon."""
         from clients.sharding.node import AtDaemon
 
         AtDaemon(self.workload, logs=logs).shut_down()

@@ -1,7 +1,8 @@
-"""The ranks of a client that are on this machine: processes of this one, which see the client's tensors in its memory.
+"""The ranks of a client on this machine: child processes that share memory with their parent.
 
-On CPUs they talk over gloo.  With engine.device=cuda (or auto, where there is a GPU) each rank has a GPU of its own and they talk over NCCL, if there
-are as many; else, or if one is named (cuda:0), several ranks share one: NCCL refuses that, so they talk over gloo, by way of the host's memory.
+On CPUs they communicate over gloo.  With engine.device=cuda (or auto on a GPU machine), each rank gets its own GPU and
+uses NCCL if there are enough GPUs.  Otherwise, or if a GPU is named (cuda:0), ranks share GPUs, which NCCL refuses, so
+they use gloo through host memory.
 """
 
 import os
@@ -27,13 +28,13 @@ from fedsign.workload import Workload
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "GLOO_SOCKET_IFNAME"  # Gloo's own environment variable
-RENDEZVOUS_S = 300.0  # until all ranks of a group have joined it
+RENDEZVOUS_S = 300.0  # limit for all ranks of a group to join
 _MODULE = "clients.sharding.process"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreAddress:
-    """Of the store by which the ranks of a group find each other, and the network interface that those of this host use."""
+    """The address of a group's rendezvous store, and the network interface of this host's ranks."""
 
     host: str
     port: int
@@ -41,30 +42,30 @@ class StoreAddress:
 
 
 class RankMessage(NamedTuple):
-    """What a rank has sent; or {"died": [who, how, remedy]}: the first two are a sentence without its full stop, the third is another one."""
+    """A rank's message, or {"died": [who, how, remedy]}: who and how form a clause, remedy is a sentence of its own."""
 
     rank: int
     message: Message
 
 
 class LocalRanks:
-    """Some of a client's ranks, consecutive ones, on this host."""
+    """Consecutive ranks of a client on this host."""
 
     def __init__(self, workload: Workload, *, logs: Path) -> None:
-        """What the processes have to say goes to files in `logs`.
+        """Allocate shared memory; the processes log to files in `logs`.
 
         Raises:
             EngineError: this process is a rank itself.
         """
         self._workload, self._sharding = workload, ShardingSection.of(workload.config)
-        self.num_ranks = self._sharding.ranks  # of all hosts
+        self.num_ranks = self._sharding.ranks  # on all hosts
         self._processes = TrainingProcesses(workload, _MODULE, name="rank", logs=logs)
         self.memory = self._processes.models.memory(self._processes.models.take())
         self.replies = self._processes.replies  # of rank 0, if it is among them
         self._children: dict[int, ChildProcess] = {}
 
     def start(self, ranks: range, store: StoreAddress) -> None:
-        """Start these; each sends a message when all ranks have joined the group."""
+        """Start ranks; each sends a message once all ranks have joined the group."""
         for rank in ranks:
             device, backend = place_of(self._workload.device, rank=rank, sharding=self._sharding)
             self._children[rank] = self._processes.start(
@@ -77,12 +78,12 @@ class LocalRanks:
             )
 
     def ask(self, request: Message, tensors: Tensor) -> None:
-        """Ask each of them; `tensors` [bytes] is what the first host's `memory` holds of the client's."""
+        """Send a request to all ranks; `tensors`, the client's part of the first host's memory, is shared already."""
         for child in self._children.values():
             child.connection.send(request)
 
     def connections(self) -> Sequence[Connection]:
-        """Those to poll for messages."""
+        """The connections to poll for messages."""
         return [child.connection for child in self._children.values()]
 
     def drain(self, connection: Connection) -> list[RankMessage]:
@@ -91,14 +92,14 @@ class LocalRanks:
         return [RankMessage(rank, self._death_of(rank) if each is None else each) for each in connection.drain()]
 
     def end(self) -> None:
-        """End them at once: they keep nothing that is not lost with a client's round."""
+        """Kill the ranks; they hold nothing beyond the current client's round."""
         for child in self._children.values():
             child.process.kill()
         close_all(self._children.values())
         self._children = {}
 
     def close(self) -> None:
-        """End the processes; logs in which nothing stands are removed."""
+        """End the processes and remove empty logs."""
         self.end()
         self._processes.close([])
 
@@ -109,8 +110,8 @@ class LocalRanks:
 
 
 def place_of(device: torch.device, *, rank: int, sharding: ShardingSection) -> tuple[str, str]:
-    """The device of a rank whose client is to train on this one, and the backend that it wishes; consecutive ranks share a machine."""
-    if device.type != "cuda" or ":" in str(device):  # named by its number
+    """The device and preferred backend of a rank; consecutive ranks share a machine."""
+    if device.type != "cuda" or ":" in str(device):  # a specific GPU
         return str(device), "gloo"
     ranks, num_gpus = sharding.ranks // sharding.machines, torch.cuda.device_count()
     own_each = num_gpus >= ranks
@@ -118,30 +119,32 @@ def place_of(device: torch.device, *, rank: int, sharding: ShardingSection) -> t
 
 
 def interface_at(address: str) -> str:
-    """That of the ranks here, where this host has an address; empty if it is not known."""
+    """The interface for this host's ranks, given the host's address; empty if unknown."""
     return os.environ.get(INTERFACE) or interface_of(address)
 
 
 def opened_store(hosts: Collection[str]) -> tuple[TCPStore, StoreAddress]:
-    """A store for ranks on this host and others, which have joined by `hosts`, addresses of this one; it closes when nobody refers to it any more.
+    """Open a store for ranks here and on hosts that have joined; `hosts` are this host's addresses that they used.
+
+    The store closes when it is garbage-collected.
 
     Raises:
-        EngineError: the others have joined by several addresses, of which one is not for all, or by none of an interface's.
+        EngineError: hosts have joined by different addresses, or by one that belongs to no interface.
     """
     if len(hosts) > 1:
         raise EngineError(
-            f"machines have joined this one by different addresses, {' and '.join(sorted(hosts))}; start all workers with the same "
-            "--join, which all can reach."
+            f"machines have joined this one by different addresses, {' and '.join(sorted(hosts))}; "
+            "start all workers with the same --join, which all can reach."
         )
     host, interface = LOOPBACK, "lo" if sys.platform == "linux" else "lo0"
     for host in hosts:
         interface = interface_at(host)
         if not interface:
             raise EngineError(
-                f"machines have joined this one by {host}, which no network interface here has as its first address; name the interface in "
-                f"the environment variable {INTERFACE}."
+                f"machines have joined this one by {host}, which no network interface here has as its first address; "
+                f"name the interface in the environment variable {INTERFACE}."
             )
-    listener = socket.create_server((host, 0))  # at this address alone, and a port that is free
+    listener = socket.create_server((host, 0))  # only at this address, on a free port
     port = listener.getsockname()[1]
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     return store, StoreAddress(host=host, port=port, interface=interface)

@@ -1,4 +1,4 @@
-"""What a client of several processes does not go with; the rules are imported when it is asked for."""
+"""Settings to refuse with sharded clients; the rules are imported only if sharding is chosen."""
 
 from fedsign.compatibility import Experiment
 from fedsign.rules import Choice

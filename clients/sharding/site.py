@@ -1,4 +1,4 @@
-"""What each site sets for itself of `client.sharding`: on how many of its machines its ranks are, and where these join."""
+"""A site's own settings of `client.sharding`: its number of machines, and where they join."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ class SiteMachines:
     consents = ("insecure_network",)
 
     def check(self, settings: Mapping[str, Any]) -> str:
-        """See SiteTable."""
+        """A summary of the settings."""
         sharding = checked(ShardingSection, settings)
         address, _ = sharding.where_machines_join()
         return f"{sharding.machines} machines, which join at {address}"

@@ -1,13 +1,13 @@
-"""One client's local training on one of the ranks that share it: what `SequentialTrainer` does, sharded.
+"""One client's local training on one rank: what `SequentialTrainer` does, sharded.
 
-[Note: shares of a batch] All ranks draw a client's batches as one process would, and each computes its share of every batch:
-consecutive samples, as many on each rank but for one.  A rank's loss weighs as much as its share has terms of the batch's
-mean (samples, or what else the task says that its mean is over), so the step is the whole batch's, however the batches end.
-With `client.micro_batch` a share is computed in pieces of so many samples.  All ranks go through the model equally often,
-since they gather its units together: one that has no samples left takes the batch's first with weight 0.
+[Note: shares of a batch] All ranks draw the client's batches as a single process would, and each computes a share of
+every batch: consecutive samples, whose number differs by at most one between ranks.  A rank's loss is weighted by its
+share of the terms in the batch's mean (samples, or what the task defines), so the step is that of the whole batch,
+whatever its size.  With `client.micro_batch` a share is computed in pieces.  All ranks must run the model equally
+often, since unsharding is collective; a rank without samples runs the batch's first sample with weight 0.
 
-What is random besides the order of samples is drawn for the whole batch on every rank (augmentation), or refused (dropout):
-`clients.sharding.trial`.
+Other randomness is either drawn for the whole batch on every rank (augmentation) or refused (dropout, see
+`clients.sharding.trial`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,10 +38,10 @@ from fedsign.workload import Workload
 
 
 class ShardedTraining:
-    """A rank's share of a model, which every client's training begins by filling."""
+    """A rank's shard of the model, which each client's request refills."""
 
     def __init__(self, workload: Workload, *, rank: int) -> None:
-        """All ranks call this, within a process group of them."""
+        """Shard the model; called on all ranks of the process group."""
         settings = ShardingSection.of(workload.config)
         self._workload, self._rank, self._num_ranks = workload, rank, settings.ranks
         self._model = workload.make_model().train()
@@ -50,7 +50,7 @@ class ShardedTraining:
             self._model,
             lambda named: made_lean(
                 torch.optim.SGD, [tensor for _, tensor in named], lr=0.0
-            ),  # each client gets its own
+            ),  # a placeholder, since each client gets its own optimizer
             grouping=Grouping(groups=settings.groups, per_group=settings.ranks // settings.groups),
             strategy=settings.strategy,
             units=units_of(workload, self._model),
@@ -58,10 +58,10 @@ class ShardedTraining:
         )
         self._sizes = {name: parameter.numel() for name, parameter in self._model.named_parameters()}
         self._needs_whole_batch = workload.config.data.augment != "none" or hasattr(workload.training_task, "num_terms")
-        self._trained: frozenset[str] | None = None  # the parameters that the last client has trained; None for all
+        self._trained: frozenset[str] | None = None  # parameters trained by the last client; None for all
 
     def train(self, request: TrainRequest) -> tuple[list[int], list[float]]:
-        """A client's round: samples of each batch of the last epoch, those of all ranks, and this rank's part of each batch's mean loss."""
+        """Train a client; return the last epoch's batch sizes, and this rank's parts of the batches' mean losses."""
         workload, round, partition = self._workload, request.round, request.partition
         self._sharded.load(self._packing.whole(request.tensors))
         self._penalty = ShardedPenalty(request.objective, self._sharded.pieces, sizes=self._sizes)
@@ -93,13 +93,13 @@ class ShardedTraining:
         return nums, torch.stack(losses).tolist()
 
     def values(self) -> Iterator[tuple[str, Tensor]]:
-        """What a reply holds, as it travels: what was trained, and all buffers; all ranks ask for it, to the end."""
+        """The reply's tensors in sent form: trained parameters and buffers.  All ranks must exhaust the iterator."""
         for name, value in self._sharded.values(self._trained):
             yield from self._packing.packed({name: value}).items()
         yield from ((name, tensor) for name, tensor in self._model.state_dict().items() if self._is_buffer(name))
 
     def layout(self) -> Layout:
-        """Where `values` may be written, in the model's order."""
+        """A layout for `values`, in the order of the model."""
         places = {
             name: tensor.new_empty(self._packing.shape(name, tensor.shape), device="meta")
             for name, tensor in self._model.state_dict().items()
@@ -111,26 +111,26 @@ class ShardedTraining:
         return self._workload.roles[name] is Role.BUFFER
 
     def _step(self, batch: Tensor, drawer: torch.optim.Optimizer | None) -> Tensor:
-        """One local step on the samples at these places, all ranks together; returns this rank's part of their mean loss.
+        """A local step on all ranks together; returns this rank's part of the batch's mean loss.
 
-        `drawer` is the whole optimizer, where it draws what is trained.
+        `drawer` is the whole optimizer if it draws what trains.
         """
         workload, client = self._workload, self._workload.config.client
         task, clip_norm = workload.training_task, client.clip_norm
         if drawer is not None:
-            drawer.zero_grad()  # where a draw is due, it is made
+            drawer.zero_grad()  # makes a draw that is due
         found = torch.zeros((), device=workload.device)
         for features, targets, weight in self._pieces(batch):
             loss = task.loss(workload.numerics.outputs(self._model, features, channels_last=False), targets) * weight
-            (loss * self._num_ranks).backward()  # `Sharded` takes the mean over the ranks
+            (loss * self._num_ranks).backward()  # `Sharded` averages over ranks
             found = found + loss.detach()
         self._sharded.step(clip_norm=clip_norm or None, add=self._penalty.add)
         if drawer is not None:
-            drawer.step()  # which counts; no parameter has a gradient
+            drawer.step()  # only counts, as no parameter has a gradient
         return found
 
     def _pieces(self, batch: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """This rank's share: features, targets and their part of the batch's mean; see [Note: shares of a batch]."""
+        """This rank's share as pieces: features, targets, weight; see [Note: shares of a batch]."""
         workload, task, ranks = self._workload, self._workload.training_task, self._num_ranks
         first, last = share_of(len(batch), rank=self._rank, ranks=ranks)
         some = slice(first, last) if first < last else slice(0, 1)
@@ -155,13 +155,13 @@ class ShardedTraining:
 
 
 class ShardedPenalty:
-    """An objective's penalty in one client's round, where a rank has parts of tensors: `pieces` hold what it received.
+    """An objective's penalty in a client's round, on a rank's `pieces`, which hold the received values.
 
-    Its gradient is added to that of the loss once all ranks have that together; each element's term by every rank that owns the element.
+    Its gradient is added after the gradients of the loss were averaged; every rank that owns an element adds its term.
     """
 
     def __init__(self, spec: ObjectiveSpec, pieces: Sequence[Piece], *, sizes: Mapping[str, int]) -> None:
-        """`sizes`: elements of each parameter of the model, whole."""
+        """`sizes`: elements of each whole parameter of the model."""
         self._objective: Objective = plugins.build("objective", spec.name, dict(spec.settings))
         self._pieces = pieces if self._objective.has_penalty else ()
         self._context = LocalContext(
@@ -173,7 +173,7 @@ class ShardedPenalty:
         )
 
     def add(self) -> None:
-        """Add the penalty's gradient to that of the pieces that are trained now."""
+        """Add the penalty's gradient to the pieces in training."""
         trained = {
             str(place): piece.tensor for place, piece in enumerate(self._pieces) if piece.tensor.grad is not None
         }
@@ -191,7 +191,7 @@ class ShardedPenalty:
 
 
 def share_of(num: int, *, rank: int, ranks: int) -> tuple[int, int]:
-    """Where a rank's samples of a batch begin and end.
+    """The first and last + 1 of a rank's samples in a batch.
 
     >>> [share_of(7, rank=rank, ranks=4) for rank in range(4)]
     [(0, 1), (1, 3), (3, 5), (5, 7)]
@@ -200,7 +200,7 @@ def share_of(num: int, *, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
-    """What is gathered together; with an optimizer that freezes blocks, no unit reaches beyond one."""
+    """The units to shard; if the optimizer freezes blocks, no unit extends beyond a block."""
     optimizer, units = make_optimizer(workload, model, round=1), default_units(model)
     if isinstance(optimizer, BlockTrainer):
         units += [block for block in optimizer.blocks.values() if not isinstance(block, nn.ModuleList | nn.ModuleDict)]
@@ -208,7 +208,7 @@ def units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
 
 
 def mean_loss(nums: Sequence[int], losses: Sequence[Sequence[float]]) -> float:
-    """The mean task loss per sample of an epoch; `losses` [ranks][batches] are what each rank has of it.
+    """The mean task loss per sample of an epoch; `losses` [ranks][batches] are the ranks' parts.
 
     >>> mean_loss([3, 1], [[1.0, 4.0], [1.0, 0.0]])
     2.5

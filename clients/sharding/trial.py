@@ -1,9 +1,9 @@
-"""What a client of several processes could not train as one process does, by rules and by a trial.
+"""Refuse what a sharded client could not train as a single process does, by rules and by a trial:
 
-- statistics and draws of a batch's parts instead of the batch's (BatchNorm, dropout, models that mix samples);
-- optimizers that look at more than one element at a time, since a rank has parts of tensors;
-- objectives with a contrast or a state, or with a penalty that is no sum over elements, which read whole parameters;
-- other ways to train clients by several at once (the cohort path, workers), and engines that give a client one process.
+- layers that depend on the whole batch (BatchNorm, dropout, models that mix samples);
+- optimizers that are not elementwise, since a rank has parts of tensors;
+- objectives that read whole parameters: with a contrast, a state, or a penalty that is not a sum over elements;
+- other kinds of parallel training (the cohort path, workers), and engines with one process per client.
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ def _reads_whole_parameters(experiment: Experiment) -> bool:
 
 
 def _shares_blocks(experiment: Experiment) -> bool:
-    """Whether a block of layers has parameters in common with others."""
+    """Whether a block shares parameters with other layers."""
     model, optimizer = experiment.model, experiment.optimizer
     blocks = optimizer.blocks.values() if isinstance(optimizer, BlockTrainer) else ()
     owned = [parameter for block in blocks for parameter in block.parameters()]
@@ -38,7 +38,7 @@ def _shares_blocks(experiment: Experiment) -> bool:
 
 
 def _tried(experiment: Experiment) -> str:
-    """A model that mixes samples, changes a buffer or leaves a parameter idle, as the gradient of two samples shows."""
+    """A problem revealed by a training pass: mixed samples, changed buffers, or unused parameters; or empty."""
     model, samples = experiment.model, experiment.workload.dataset.train
     if len(samples) < 2:
         return ""  # a server whose sites keep their data
@@ -57,8 +57,8 @@ def _tried(experiment: Experiment) -> str:
 _WHOLE_PARAMETERS = Rule(
     _reads_whole_parameters,
     "objective '{spec.name}' reads whole parameters, of which a rank has a part",
-    "use a strategy whose clients minimize the task's loss, or add a term for each element by itself: strategy.name=fedavg, fedprox or "
-    "fedsign",
+    "use a strategy whose clients minimize the task's loss, or add a term for each element by itself: "
+    "strategy.name=fedavg, fedprox or fedsign",
 )
 RULES: tuple[Rule[Experiment], ...] = (
     Rule(
@@ -80,7 +80,8 @@ RULES: tuple[Rule[Experiment], ...] = (
     ),
     Rule(
         lambda its: its.trains.adapt_model,
-        "client.optimizer.name={config.client.optimizer.name} holds the model's weights as buffers, which nobody shards",
+        "client.optimizer.name={config.client.optimizer.name} holds the model's weights as buffers, "
+        "which nobody shards",
         "use another optimizer",
     ),
     only("client.optimizer.moments", "drop", "keep", because="is for one process only"),
@@ -97,13 +98,15 @@ RULES: tuple[Rule[Experiment], ...] = (
     ),
     Rule(
         lambda its: rule_of(its.optimizer) is None,
-        "client.optimizer.name={config.client.optimizer.name} is none of those that are known to move each element by itself",
+        "client.optimizer.name={config.client.optimizer.name} is none of those that are known to move each element by "
+        "itself",
         "use sgd, adam, adamw, packed_sgd, packed_adamw or lisa",
     ),
     Rule(
         _shares_blocks,
-        "model.name={config.model.name} shares parameters between a block and other layers, which are frozen at other times",
+        "model.name={config.model.name} shares parameters between a block and other layers, "
+        "which are frozen at other times",
     ),
     Rule(_tried, "model.name={config.model.name} {found}"),
 )
-OBJECTIVE = replace(SHARDING, rules=(_WHOLE_PARAMETERS,))  # for one that changes between rounds
+OBJECTIVE = replace(SHARDING, rules=(_WHOLE_PARAMETERS,))  # for objectives that change between rounds

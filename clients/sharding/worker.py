@@ -1,9 +1,10 @@
-"""A machine of a silo that joins the first one, `fedsign worker`: it holds ranks of the clients that the first one trains.
+"""`fedsign worker`: a machine that joins the first machine of a silo and holds ranks of its clients.
 
-It keeps the experiment's data loaded, and the ranks are its children, as on the first machine.  The messages: machines.py.
+It keeps the experiment's data loaded, and the ranks are its children, as on the first machine.  machines.py lists the
+messages.
 
-The ranks end when the first machine says so, or when the connection to it is lost, however that comes.  Then the first machine is looked for again, since it
-may be started anew, until it says that the run is over.
+The ranks end when the first machine says so, or when the connection to it is lost.  The worker then keeps looking for
+the first machine, which may be restarted, until it learns that the run is over.
 """
 
 import socket
@@ -33,14 +34,14 @@ _say = partial(print, flush=True)
 
 
 def check_interface(name: str) -> None:
-    """Raise ConfigError unless this machine has it; an empty name is none."""
+    """Raise ConfigError unless this machine has the interface; an empty name passes."""
     known = [each for _, each in socket.if_nameindex()]
     if name and name not in known:
         raise ConfigError(f"--interface={name} was given, but this machine has {', '.join(known)}; name one of these.")
 
 
 def _listed(ranks: range) -> str:
-    """In words.
+    """A range of ranks in words.
 
     >>> _listed(range(2, 3)), _listed(range(2, 4)), _listed(range(2, 6))
     ('the rank 2', 'the ranks 2 and 3', 'the ranks 2 to 5')
@@ -51,7 +52,7 @@ def _listed(ranks: range) -> str:
 
 
 def _workload(experiment: Message, data_root: str) -> Workload:
-    """The experiment as the first machine plays it, with this machine's place of the data."""
+    """The first machine's experiment, with this machine's data folder."""
     config, here = from_toml(experiment["config"]), experiment["sites"]
     if data_root:
         config = at_root(config, data_root, here)
@@ -59,12 +60,12 @@ def _workload(experiment: Message, data_root: str) -> Workload:
 
 
 class Worker:
-    """The ranks of this machine, and the experiment that they are for."""
+    """The ranks of this machine, and their experiment."""
 
     def __init__(
         self, address: Address, key: bytes, *, interface: str, data_root: str, logs: Path, wait_s: float
     ) -> None:
-        """An empty `interface` is that of the connection; an empty `data_root` is the first machine's.
+        """By default, `interface` is that of the connection, and `data_root` is the first machine's.
 
         Raises:
             ConfigError: this machine has no such interface.
@@ -80,8 +81,8 @@ class Worker:
         """Hold ranks until the run is over.
 
         Raises:
-            JoinError: the first machine does not let this one in, or this one cannot take part.
-            EngineError: the first machine is not to be found for `wait_s` seconds.
+            JoinError: the first machine refuses this one, or this one cannot take part.
+            EngineError: the first machine was not found within `wait_s` seconds.
         """
         _say(f"looking for the first machine at {self._address}")
         with closing(self):
@@ -103,12 +104,13 @@ class Worker:
                 connection.close()
             time.sleep(_PAUSE_S)
         raise EngineError(
-            f"no first machine of a client answered at {self._address} for {self._wait_s:g} s; start the run (or node) there with "
-            f"client.sharding.listen (or its sharding-listen) set to {self._address}, and let the firewall pass it, or raise --wait."
+            f"no first machine of a client answered at {self._address} for {self._wait_s:g} s; "
+            "start the run (or node) there with client.sharding.listen (or its sharding-listen) set to "
+            f"{self._address}, and let the firewall pass it, or raise --wait."
         )
 
     def _serve(self, first: Connection) -> bool:
-        """Do what the first machine asks for; False if the connection is lost before the run is over."""
+        """Serve the first machine; False if the connection is lost before the run is over."""
         with closing(first):
             experiment = first.receive()
             if experiment is None or "over" in experiment:
@@ -125,16 +127,16 @@ class Worker:
                 self._ranks.end()
 
     def close(self) -> None:
-        """End the ranks, and give back the memory."""
+        """End the ranks and free the memory."""
         if self._experiment is not None:
             self._ranks.close()
         self._experiment = None
 
     def _load(self, experiment: Message) -> None:
-        """Load an experiment's data, unless they are there.
+        """Load an experiment's data, unless already loaded.
 
         Raises:
-            FedSignError: they cannot be read here.
+            FedSignError: the data cannot be read here.
         """
         if experiment != self._experiment:
             self.close()
@@ -146,7 +148,7 @@ class Worker:
         """Relay requests to the ranks and their messages back; False if the connection is lost before the run is over.
 
         Raises:
-            JoinError: the first machine has no use for this one.
+            JoinError: the first machine refuses this one.
         """
         while True:
             readable, *_ = poll([first, *self._ranks.connections()])
@@ -166,17 +168,18 @@ class Worker:
                 self._ranks.end()
 
     def _start(self, request: Message, first: Connection) -> None:
-        """The store is on the first machine."""
+        """Start ranks, which meet at the first machine's store."""
         self._group, ranks = request["group"], range(*request["start"])
         _say(f"holds {_listed(ranks)} of {self._ranks.num_ranks}")
         try:
             interface = self._interface or interface_at(first.local_host)
             if not interface:
                 raise EngineError(
-                    f"no network interface of the machine at {first.local_host} has this as its first address; give its worker --interface NAME."
+                    f"no network interface of the machine at {first.local_host} has this as its first address; "
+                    "give its worker --interface NAME."
                 )
             self._ranks.start(ranks, StoreAddress(host=first.peer_host, port=request["port"], interface=interface))
-        except Exception as error:  # noqa: BLE001 - the client's failure, whatever it is
+        except Exception as error:  # noqa: BLE001 - any error is the client's failure
             self._send(first, [RankMessage(ranks.start, result_message(failure_of(0, error)))])
 
     def _send(self, first: Connection, messages: Sequence[RankMessage]) -> None:

@@ -1,1 +1,1 @@
-"""What clients keep between rounds."""
+"""Client state between rounds."""

@@ -1,18 +1,17 @@
-"""The states of a run's clients in the process that plays it: in memory, and on disk when a checkpoint counts on them.
+"""The client states of a run in the process that runs it: in memory, and on disk once a checkpoint needs them.
 
-[Note: when states reach the disk] A version has to be on disk once a checkpoint counts on it (see
-[Note: versions of client state] in fedsign.records): a killed server asks for nothing else when it is resumed.
-So states stay in memory until a checkpoint is about to be put in place.  `commit`, which comes right before, writes
-the versions that the server counts on now, in one transaction, and forgets the others that were never written:
-nobody can ask for them, since older checkpoints count on versions that older commits wrote.  A kill before the
-transaction's end leaves what the last checkpoint knows; one after it leaves newer versions too, which do not count.
+[Note: when states reach the disk] A version must be on disk once a checkpoint refers to it (see [Note: versions of
+client state] in fedsign.records); a resumed server asks for no others.  So states stay in memory until right before a
+checkpoint is put in place.  `commit` then writes the versions that the server refers to now, in one transaction, and
+drops other unwritten ones: nobody can ask for them, since older checkpoints refer to versions from older commits.  A
+kill before the end of the transaction leaves what the last checkpoint needs; a kill after it also leaves newer
+versions, which are ignored.
 
-Memory is a budget.  The clients that were longest not asked for leave first; what was not written yet goes to the disk,
-in the same transaction, so that a kill takes it back.  A kept state is a copy: an objective may change the tensors it
-gave or was given.
+Memory has a budget.  The least recently used clients are evicted first; their unwritten states go to disk in the same
+transaction, so a kill undoes that.  States are stored as copies, because an objective may modify its tensors.
 
-[Note: the digest of the states] That of a checkpoint is the sum of the digests of the states that it counts on, as far as they lie in
-the database, so that a commit costs no more than what changed since the one before, however many clients there are.
+[Note: the digest of the states] A checkpoint's digest is the sum of the digests of the states in the database that it
+refers to.  A sum can be updated, so a commit costs only what has changed, whatever the number of clients.
 """
 
 from collections import OrderedDict
@@ -26,44 +25,45 @@ from clients.state.store import ClientStore
 from fedsign.errors import ClientStateError
 from fedsign.records import Tensors, TrainRequest
 
-_TENSOR_BYTES = 640  # what a tensor takes besides its numbers
+_TENSOR_BYTES = 640  # overhead of a tensor object
 
 
 class StateCache(ClientStore):
-    """Of all partitions; for the one process that plays a run.
+    """The store of all partitions, for a run in a single process.
 
-    A run that kept a file for each state, as other engines do, is gone on with: what is not here is looked for there.
+    It can continue a run that stored one file per state, as other engines do: missing states are looked up there.
     """
 
     def __init__(self, folder: Path, *, budget_bytes: int) -> None:
         super().__init__(folder)
         self._database = StateDatabase(folder)
         self._budget_bytes = budget_bytes
-        # partition -> version -> state; first: oldest use
+        # partition -> version -> state, least recently used first
         self._held: OrderedDict[int, dict[int, Tensors]] = OrderedDict()
         self._unwritten: set[tuple[int, int]] = set()  # (partition, version)
-        self._changed: set[int] = set()  # partitions, since the last commit
-        self._counted: dict[int, int] = {}  # partition -> digest of the state that the last checkpoint counts on
-        self._sum = 0  # of those
+        self._changed: set[int] = set()  # partitions changed since the last commit
+        self._counted: dict[int, int] = {}  # partition -> digest of the state in the last checkpoint
+        self._sum = 0  # of these digests
         self.held_bytes = 0
 
     def resume(self, versions: Mapping[int, int], digest: str) -> None:
-        """A checkpoint counts on these versions; see [Note: the digest of the states].
+        """Continue from a checkpoint that refers to these versions; see [Note: the digest of the states].
 
         Raises:
-            ClientStateError: they are not those that were here when it was written.
+            ClientStateError: the states differ from those at the time of the checkpoint.
         """
         found = self._database.digests()
         self._counted = {partition: found.get((partition, version), 0) for partition, version in versions.items()}
         self._sum = sum(self._counted.values())
         if digest and digest != self._digest:
             raise ClientStateError(
-                f"the clients' states in {self._database.path} are not those that the checkpoint counts on: some are damaged, "
+                f"the clients' states in {self._database.path} are not those that the checkpoint counts on: "
+                "some are damaged, "
                 "missing or of another run; restore the file from a copy, or start a new run."
             )
 
     def load(self, request: TrainRequest) -> Tensors | None:
-        """See ClientStore."""
+        """The state for a request, from memory or disk; also removes versions that nobody can ask for any more."""
         partition, version = request.partition, request.state_version
         for old in [held for held in self._held.get(partition, ()) if held < request.round]:
             if old not in request.needed_versions:
@@ -82,18 +82,18 @@ class StateCache(ClientStore):
         return _copy(state)
 
     def save(self, partition: int, version: int, state: Tensors) -> None:
-        """Take the state after round `version` into memory; see [Note: when states reach the disk]."""
+        """Store the state after round `version` in memory; see [Note: when states reach the disk]."""
         self._unwritten.add((partition, version))
         self._changed.add(partition)
         self._hold(partition, version, _copy(state))
 
     def versions(self, partition: int) -> list[int]:
-        """The versions that are here, oldest first."""
+        """The available versions, oldest first."""
         held = self._held.get(partition, {})
         return sorted({*held, *self._database.versions(partition), *super().versions(partition)})
 
     def commit(self, versions: Mapping[int, int]) -> str:
-        """Write what the server counts on (partition -> version), before a checkpoint is put in place; returns its digest."""
+        """Write the versions that the next checkpoint refers to (partition -> version); return their digest."""
         for partition, version in sorted(self._unwritten):
             if versions.get(partition) == version:
                 self._write(partition, version)
@@ -112,7 +112,7 @@ class StateCache(ClientStore):
         return f"{self._sum % 2**128:032x}"
 
     def close(self) -> None:
-        """Close the file when the run ends, however it ends."""
+        """Close the database at the end of the run."""
         self._database.close()
 
     def _hold(self, partition: int, version: int, state: Tensors) -> None:
@@ -139,7 +139,7 @@ class StateCache(ClientStore):
 
 
 def _copy(state: Tensors) -> Tensors:
-    """In memory as it would come from the disk: on the CPU, contiguous, ordered by name."""
+    """Copy a state as if loaded from disk: on the CPU, contiguous, sorted by name."""
     return {name: state[name].detach().cpu().clone(memory_format=torch.contiguous_format) for name in sorted(state)}
 
 

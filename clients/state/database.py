@@ -1,9 +1,9 @@
-"""States of many clients in one file, written together: a transaction from one checkpoint to the next.
+"""The states of many clients in one SQLite file, with one transaction per checkpoint.
 
     <folder>/states.sqlite
 
-A file for each state would have to be forced to the disk one by one; a transaction is forced once, however many
-states it holds, and a kill at any moment leaves all of it or nothing.  What is removed leaves room for what comes.
+One file per state would need one sync each.  A transaction is synced once, whatever its size, and a kill at any moment
+leaves all of it or nothing.  Space of removed states is reused.
 """
 
 import sqlite3
@@ -19,21 +19,22 @@ from fedsign.records import Tensors
 from fedsign.storage.digests import digest_of
 from fedsign.storage.disk import disk_errors, disk_full, sync
 
-_PIECE_BYTES = 2**28  # SQLite holds a value of a billion bytes at most
-# One process plays a run, so that the log needs no memory shared between processes (which network disks lack).
+_PIECE_BYTES = 2**28  # SQLite limits a value to a billion bytes
+# Exclusive, since one process runs a run; the log then needs no shared memory, which network disks lack.
 _SETTINGS = "PRAGMA page_size=16384; PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS states "
-    "(partition INTEGER, version INTEGER, piece INTEGER, digest TEXT, data BLOB, PRIMARY KEY (partition, version, piece))"
+    "(partition INTEGER, version INTEGER, piece INTEGER, digest TEXT, data BLOB, "
+    "PRIMARY KEY (partition, version, piece))"
 )
 
 
 class StateDatabase:
-    """The file is made with the first state that is written.
+    """The database of client states; the first write creates the file.
 
     Raises, from every method:
         DiskFullError: no space is left.
-        ClientStateError: the file is damaged, or cannot be read or written.
+        ClientStateError: the file is damaged, unreadable, or not writable.
     """
 
     def __init__(self, folder: Path, *, piece_bytes: int = _PIECE_BYTES) -> None:
@@ -44,7 +45,7 @@ class StateDatabase:
             self._open()
 
     def read(self, partition: int, version: int) -> Tensors | None:
-        """A state; None where it is not here."""
+        """Read a state; None if it is missing."""
         if self._connection is None:
             return None
         with self._errors():
@@ -57,7 +58,7 @@ class StateDatabase:
             return load(b"".join(data for *_, data in rows)) if rows else None
 
     def digests(self, partition: int | None = None) -> dict[tuple[int, int], int]:
-        """The sum of the digests of each state, by partition and version; of one partition, or of all."""
+        """(partition, version) -> sum of the digests of the state's pieces, for one partition or all."""
         found: dict[tuple[int, int], int] = {}
         if self._connection is not None:
             chosen, arguments = ("", ()) if partition is None else (" WHERE partition = ?", (partition,))
@@ -69,12 +70,12 @@ class StateDatabase:
         return found
 
     def check(self) -> None:
-        """Read all states, each against its digest."""
+        """Read all states and verify their digests."""
         for partition, version in self.digests():
             self.read(partition, version)
 
     def write(self, partition: int, version: int, state: Tensors) -> None:
-        """Put a state here, or in the place of the one of this version; nothing is forced to the disk before `commit`."""
+        """Write or replace a version of a state; it becomes durable with `commit`."""
         data = save({name: tensor.contiguous() for name, tensor in state.items()})
         with self._errors():
             self._begun().execute("DELETE FROM states WHERE partition = ? AND version = ?", (partition, version))
@@ -88,7 +89,7 @@ class StateDatabase:
             )
 
     def remove(self, partition: int, *, before: int, but: Collection[int]) -> None:
-        """Remove a client's versions before a round, but those."""
+        """Remove a client's versions before a round, except those in `but`."""
         if self._connection is None:
             return
         old = [version for version in self.versions(partition) if version < before and version not in but]
@@ -97,7 +98,7 @@ class StateDatabase:
                 self._begun().execute("DELETE FROM states WHERE partition = ? AND version = ?", (partition, version))
 
     def versions(self, partition: int) -> list[int]:
-        """The versions of a client's state that are here, oldest first."""
+        """The available versions of a client's state, oldest first."""
         if self._connection is None:
             return []
         with self._errors():
@@ -107,19 +108,19 @@ class StateDatabase:
         return [version for (version,) in rows]
 
     def commit(self) -> None:
-        """Force everything that was written or removed to the disk, in one step."""
+        """Make all changes durable, atomically."""
         if self._connection is not None and self._connection.in_transaction:
             with self._errors():
                 self._connection.execute("COMMIT")
 
     def close(self) -> None:
-        """Drop what was not committed."""
+        """Close the database, dropping uncommitted changes."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _begun(self) -> sqlite3.Connection:
-        """The connection, in a transaction."""
+        """The connection, with an open transaction."""
         connection = self._connection or self._open()
         if not connection.in_transaction:
             connection.execute("BEGIN")
@@ -129,11 +130,11 @@ class StateDatabase:
         with disk_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._errors():
-            self._connection = sqlite3.connect(self.path, isolation_level=None)  # transactions begin where we say
+            self._connection = sqlite3.connect(self.path, isolation_level=None)  # explicit transactions
             self._connection.executescript(_SETTINGS)
             self._connection.execute(_TABLE)
             if "digest" not in {row[1] for row in self._connection.execute("PRAGMA table_info(states)")}:
-                self._connection.execute("ALTER TABLE states ADD COLUMN digest TEXT")  # written by an older version
+                self._connection.execute("ALTER TABLE states ADD COLUMN digest TEXT")  # created by an older version
         sync(self.path.parent)
         return self._connection
 
@@ -145,7 +146,8 @@ class StateDatabase:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 raise disk_full(self.path) from error
             raise ClientStateError(
-                f"the clients' states in {self.path} cannot be read or written ({error}): the file is damaged, in use or "
+                f"the clients' states in {self.path} cannot be read or written ({error}): the file is damaged, "
+                "in use or "
                 "write-protected; start a new run, or resume where the folder can be written."
             ) from error
 

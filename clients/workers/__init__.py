@@ -1,1 +1,1 @@
-"""The clients of a round, trained by several processes."""
+"""Worker processes that train the clients of a round in parallel."""

@@ -1,4 +1,4 @@
-"""Requests and results in messages between processes that train; their tensors lie in shared memory, or come with the message."""
+"""Requests and results as messages between training processes; tensors are in shared memory or sent along."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,13 +10,13 @@ Result = TrainReply | ReplyStack | Failure
 
 
 def request_message(request: TrainRequest) -> Message:
-    """What a client is asked, without tensors."""
+    """A request without its tensors."""
     objective = {"name": request.objective.name, "settings": dict(request.objective.settings)}
     return {name: getattr(request, name) for name in ("round", "partition", "state_version")} | {"objective": objective}
 
 
 def request_from(message: Message, tensors: Tensors, shared: Tensors | None = None) -> TrainRequest:
-    """The request of a message."""
+    """Reconstruct a request."""
     return TrainRequest(
         round=message["round"],
         partition=message["partition"],
@@ -29,12 +29,12 @@ def request_from(message: Message, tensors: Tensors, shared: Tensors | None = No
 
 
 def partitions_of(result: Result) -> list[int]:
-    """The clients of a result."""
+    """The partitions of a result."""
     return list(result.partitions) if isinstance(result, ReplyStack) else [result.partition]
 
 
 def result_message(result: Result) -> Message:
-    """A result, without tensors."""
+    """A result without its tensors."""
     if isinstance(result, Failure):
         return {"failed": asdict(result)}
     who = "partitions" if isinstance(result, ReplyStack) else "partition"
@@ -42,7 +42,7 @@ def result_message(result: Result) -> Message:
 
 
 def result_from(message: Message, roles: Mapping[str, Role], tensors: Tensors, extra: Tensors) -> Result:
-    """The result of a message."""
+    """Reconstruct a result."""
     if "failed" in message:
         return Failure(**message["failed"])
     kind = ReplyStack if "partitions" in message["reply"] else TrainReply

@@ -1,17 +1,16 @@
-"""The clients of a round trained by several processes, which share memory: `engine.workers` of them.
+"""Train the clients of a round in `engine.workers` processes that share memory.
 
-A worker holds the trainer of the configured path, made from the configuration as text, so that nothing is pickled and
-the user's own modules are imported as they are here.  The training samples, the received model, the clients' states and
-the replies lie in memory that all see ([Note: files without a name] in fedsign.transport.tensors); messages bring a few
-numbers a client.  States are kept by this process, so that each client finds its own whoever trains it.
+A worker holds the trainer of the configured path, built from the configuration as text, so nothing is pickled and user
+modules are imported as in this process.  Training samples, received models, client states, and replies are in shared
+memory ([Note: files without a name] in fedsign.transport.tensors); messages carry a few numbers per client.  This
+process owns the states, so every client finds its state whichever worker trains it.
 
-What is trained together does not depend on the number of workers, and every random stream belongs to a round and a
-client: so the bits do not depend on it either, nor on who trains whom.
+Results are bitwise independent of the number of workers and of the assignment: what is trained together does not depend
+on them, and every random stream belongs to a round and a client.
 
-A worker that dies is reported and replaced.  What it was training is tried once more, client by client (chunk by
-chunk on the cohort path); clients whose worker dies again are failures of the round.  A worker whose client hangs, for
-longer than server.round_timeout_s, is ended and replaced likewise; therefore this process never trains itself, not even
-until the first worker is ready.
+A worker that dies is reported and replaced.  Its clients are tried once more, one by one (on the cohort path chunk by
+chunk), and fail if their worker dies again.  A worker whose client hangs for longer than server.round_timeout_s is
+ended and replaced as well.  Therefore this process never trains itself, not even until the first worker is ready.
 """
 
 import json
@@ -41,8 +40,8 @@ from fedsign.transport.tensors import Layout
 from fedsign.workload import Workload
 
 _MODULE = "clients.workers.process"
-_WINDOW_BYTES = 256 * 2**20  # of replies that may wait for their turn
-_NUM_JOBS = 2  # at a worker: one that it is at, and one so that it need not wait
+_WINDOW_BYTES = 256 * 2**20  # limit for replies that wait for their turn
+_NUM_JOBS = 2  # per worker: the current one, and the next one to avoid waiting
 _NUM_ATTEMPTS = 2
 _GRACE_S = 2.0
 
@@ -51,7 +50,7 @@ _log = logging.getLogger("fedsign")
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Task:
-    """A served model in shared memory, with what comes besides; its slot is free again when nobody is asked it any more."""
+    """A served model and auxiliary tensors in shared memory; its slot becomes free with the last job that uses it."""
 
     memory: Tensor
     message: Message
@@ -63,14 +62,16 @@ class _Call:
 
     queue: Queue
     states: ClientStore
-    num_left: int  # units
+    num_left: int  # units not finished
     tasks: WeakValueDictionary[object, _Task] = field(default_factory=WeakValueDictionary)
-    ready: deque[tuple[Result, Unit | None]] = field(default_factory=deque)  # with the unit that is done with it
+    ready: deque[tuple[Result, Unit | None]] = field(
+        default_factory=deque
+    )  # with the unit that this result completes, if any
 
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """A unit at a worker, and the memory for its replies, which is used again when nothing refers to it any more."""
+    """A unit at a worker, and the memory for its replies, which is reused once it is unreferenced."""
 
     unit: Unit
     memory: Tensor
@@ -79,7 +80,7 @@ class _Share:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What was handed to a worker: place -> what it has not finished."""
+    """Units assigned to a worker; `shares` maps positions to the unfinished ones."""
 
     call: _Call
     tasks: list[_Task] = field(default_factory=list)
@@ -88,28 +89,28 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A process, with what it was given to do."""
+    """A worker process and its jobs."""
 
     index: int
     child: ChildProcess
     is_ready: bool = False
-    jobs: dict[int, _Job] = field(default_factory=dict)  # the first is the one that it is at
-    heard_at: float = 0.0  # or given something to do
+    jobs: dict[int, _Job] = field(default_factory=dict)  # the first one is running
+    heard_at: float = 0.0  # time of its last message, or of its first job
     is_late: bool = False
 
 
 class Workers:
-    """A LocalTrainer; `close` ends its processes."""
+    """A LocalTrainer with a pool of processes; `close` ends them."""
 
     def __init__(self, workload: Workload, *, devices: Sequence[str], logs: Path) -> None:
-        """Start a process for each device; what they have to say goes to files in `logs`.
+        """Start one process per entry of `devices`; they log to files in `logs`.
 
         Raises:
             EngineError: this process is a worker itself.
         """
         self._workload, self._devices, self._roles = workload, devices, workload.roles
         self._largest_unit = workload.config.get("client.chunk", 0) or 1
-        # a stack answers as a whole; one client that is late says so itself, before it is ended
+        # A stack replies as a whole.  The grace lets a late client report itself before its worker is killed.
         self._longest_silence_s = self._largest_unit * workload.config.server.round_timeout_s + _GRACE_S
         self._processes = TrainingProcesses(
             workload, _MODULE, name="worker", logs=logs, clients_per_reply=self._largest_unit
@@ -127,11 +128,11 @@ class Workers:
 
     @property
     def processes(self) -> list[int]:
-        """Their ids."""
+        """The process ids."""
         return [worker.child.process.pid for worker in self._workers]
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[Result]:
-        """See LocalTrainer; a reply's tensors lie in shared memory, which is used again when they are gone."""
+        """Train clients in parallel; replies are in shared memory, which is reused once they are released."""
         call = self._call(list(requests), states)
         self._calls.append(call)
         try:
@@ -145,7 +146,7 @@ class Workers:
                         call.queue.done(done)
                         call.num_left -= 1
                     yield result
-                    del result  # its memory may be used again as soon as the caller is done with it
+                    del result  # lets its memory be reused as soon as the caller releases it
         finally:
             self._calls.remove(call)
 
@@ -155,7 +156,7 @@ class Workers:
             self._poll(None)
 
     def close(self) -> None:
-        """End the processes; logs in which nothing stands are removed."""
+        """End the processes and remove empty logs."""
         self._processes.close([worker.child for worker in self._workers])
 
     # Processes
@@ -165,7 +166,7 @@ class Workers:
         return _Worker(index, child)
 
     def _poll(self, timeout_s: float | None) -> None:
-        """Handle the workers' messages; wait for the first one if there is no timeout."""
+        """Handle the workers' messages; wait for the first one, indefinitely without a timeout."""
         worker_of = {worker.child.connection: worker for worker in self._workers}
         for connection in poll(worker_of, timeout_s):
             worker = worker_of[connection]
@@ -177,7 +178,7 @@ class Workers:
                     self._handle(worker, message)
 
     def _replace(self, worker: _Worker) -> None:
-        """A worker has died: report it, replace it, see to what it was doing."""
+        """Report a dead worker, replace it, and reassign its jobs."""
         how = worker.child.exit_reason()
         said = f"what it had to say is in {worker.child.log}"
         if not worker.is_ready:
@@ -189,9 +190,9 @@ class Workers:
                 self._see_to(job, share.unit, how, was_at_it=place == 0, is_late=worker.is_late)
 
     def _see_to(self, job: _Job, unit: Unit, how: str, *, was_at_it: bool, is_late: bool) -> None:
-        """What a dead worker was given: once more, or a failure.
+        """Retry a dead worker's unit, or report its failure.
 
-        A job of several units does not say which one is late: each is tried once more, as a job of its own.
+        In a job with several units it is unknown which one was late, so each is retried as a separate job.
         """
         if job.call not in self._calls:
             return
@@ -207,13 +208,13 @@ class Workers:
             self._answer(job.call, unit, Failure(partition=request.partition, reason=reason))
 
     def _patience_s(self) -> float | None:
-        """Until the next worker that is at something is late."""
+        """The time until the next busy worker is late."""
         ends = [worker.heard_at + self._longest_silence_s for worker in self._workers if worker.jobs]
         earliest = min(ends, default=inf)
         return None if earliest == inf else max(0.0, earliest - time.monotonic())
 
     def _end_the_late(self) -> None:
-        """A client that hangs can only be ended with its process, which is heard to be gone, and replaced."""
+        """Kill workers whose clients hang; polling then notices and replaces them."""
         for worker in self._workers:
             if worker.jobs and time.monotonic() > worker.heard_at + self._longest_silence_s and not worker.is_late:
                 worker.is_late = True
@@ -231,7 +232,7 @@ class Workers:
         return _Call(Queue(units, window=window, num_workers=len(self._workers)), states, len(units))
 
     def _hand_out(self) -> None:
-        """Everyone gets a job; then a second one, except of the last few, which go to whoever is done first."""
+        """Give every worker a job, then a second one; the last few units wait for whoever finishes first."""
         for num_jobs in range(1, _NUM_JOBS + 1):
             for worker in self._workers:
                 if worker.is_ready and len(worker.jobs) < num_jobs:
@@ -241,7 +242,7 @@ class Workers:
                     self._give(worker, call, call.queue.take())
 
     def _give(self, worker: _Worker, call: _Call, units: list[Unit]) -> None:
-        """Hand a job over."""
+        """Assign a job to a worker."""
         job = _Job(call)
         units_asked: list[tuple[int, int, list[Message]]] = []
         for unit in units:
@@ -277,7 +278,7 @@ class Workers:
         self._num_jobs += 1
 
     def _task(self, call: _Call, request: TrainRequest) -> _Task:
-        """What a request brings, in shared memory: the same for requests that differ by the client alone."""
+        """A request's tensors in shared memory, shared by requests that differ only in the client."""
         objective, tensors = request.objective, (*request.tensors.values(), *request.shared.values())
         key = (objective.name, json.dumps(dict(objective.settings), sort_keys=True), *map(id, tensors))
         task = call.tasks.get(key)
@@ -291,7 +292,7 @@ class Workers:
         return task
 
     def _handle(self, worker: _Worker, message: Message) -> None:
-        """A worker's message; see clients.workers.process."""
+        """Handle a worker's message; see clients.workers.process."""
         match message:
             case {"ready": True}:
                 worker.is_ready = True
@@ -312,7 +313,7 @@ class Workers:
                     del worker.jobs[number]
 
     def _result(self, call: _Call, share: _Share, message: Message) -> Result:
-        """A result whose tensors lie where the worker wrote them; the states that came with it are saved, while they are asked for."""
+        """Build a result from the worker's memory, and save its states if the call is still active."""
         found, start = [], message["start"]
         for layout in map(Layout.from_json, message["layouts"]):
             found.append(layout.read(share.memory[start:]))
@@ -324,7 +325,7 @@ class Workers:
         return result_from(message, self._roles, tensors, extra)
 
     def _answer(self, call: _Call, unit: Unit, result: Result) -> None:
-        """Clients are done; what is known already, from a worker that died later, is not said twice."""
+        """Queue a result, without clients that a worker had answered before it died."""
         partitions = partitions_of(result)
         known = [place for place, partition in enumerate(partitions) if partition in unit.answered]
         if len(known) == len(partitions):
@@ -336,24 +337,24 @@ class Workers:
 
 
 def _written(tensors: Tensors, memory: Tensor) -> Layout:
-    """Write tensors into a memory."""
+    """Write tensors into memory."""
     layout = Layout.of(tensors)
     layout.write(tensors, memory)
     return layout
 
 
 def _large_pages() -> dict[str, str]:
-    """Large pages for large tensors, which glibc has to be told before a process starts."""
+    """Environment that makes glibc use huge pages for large tensors; must be set before a process starts."""
     said = os.environ.get("GLIBC_TUNABLES", "")
     pages = [] if "glibc.malloc.hugetlb" in said else ["glibc.malloc.hugetlb=1"]
     return {"GLIBC_TUNABLES": ":".join([said] * bool(said) + pages)}
 
 
 def devices_of(workload: Workload, num_workers: int) -> list[str]:
-    """A device for each worker: the one that the experiment names, or one each of several GPUs.
+    """A device for each worker: the one that the experiment names, or separate GPUs.
 
     Raises:
-        ConfigError: there are fewer GPUs than workers, and none is named that they could share.
+        ConfigError: there are fewer GPUs than workers, and none was named to share.
     """
     name, device = workload.config.engine.device, workload.device
     if device.type == "cpu" or ":" in name:
@@ -362,7 +363,7 @@ def devices_of(workload: Workload, num_workers: int) -> list[str]:
     if num_devices < num_workers:
         raise ConfigError(
             f"engine.workers={num_workers} was given with engine.device={name}, but torch sees {num_devices} CUDA "
-            f"device{'s' if num_devices > 1 else ''} here, and expected is one for each worker; lower engine.workers, or name the one "
-            "that they share: engine.device=cuda:0."
+            f"device{'s' if num_devices > 1 else ''} here, and expected is one for each worker; "
+            "lower engine.workers, or name the one that they share: engine.device=cuda:0."
         )
     return [f"cuda:{index}" for index in range(num_workers)]

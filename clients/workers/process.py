@@ -1,9 +1,9 @@
-"""A process that trains clients for another one: see clients.workers.pool.
+"""The process of a worker (see clients.workers.pool).
 
-In:  what to be, once; then jobs: {"job": n, "tasks": [...], "units": [[slot, where replies may begin in it, [clients]], ...]}
-Out: {"ready": true} once; then for each result {"job": n, "unit": place, ...} with the result (clients.workers.messages), whose tensors
-     and states lie in the unit's slot, behind each other from `start` in `layouts`;
-     {"full": sentence} where the disk is full, {"defect": sentence} where going on is of no use
+In:  its settings, once; then jobs {"job": n, "tasks": [...], "units": [[slot, offset for replies, [clients]], ...]}
+Out: {"ready": true} once; then per result {"job": n, "unit": place, ...} with the result (clients.workers.messages),
+     whose tensors and states are in the unit's slot, in sequence from `start`, with these `layouts`;
+     {"full": sentence} if the disk is full, {"defect": sentence} if it cannot continue
 """
 
 import logging
@@ -28,7 +28,7 @@ from fedsign.workload import Workload
 
 
 def main(parent: Connection) -> None:
-    """Train what is asked for, to the end."""
+    """Train clients until the connection ends."""
     requests = iter(parent)
     try:
         given = next(requests)
@@ -49,13 +49,13 @@ def main(parent: Connection) -> None:
         parent.send({"full": str(error)})
     except FedSignError as error:
         parent.send({"defect": str(error)})
-    except Exception as error:  # told to the other process, whatever it is
+    except Exception as error:  # any error is reported to the parent
         logging.getLogger("fedsign").exception("a worker process cannot go on")
         parent.send({"defect": failure_of(0, error).reason})
 
 
 def _warm_up(workload: Workload) -> None:
-    """One step: with the first one of most optimizers torch imports its compiler, which takes as long as its own import."""
+    """Take one optimizer step: the first one may import torch's compiler, which takes as long as importing torch."""
     model = workload.make_model()
     smallest = min(model.parameters(), key=Tensor.numel)
     smallest.grad = torch.zeros_like(smallest)
@@ -63,7 +63,7 @@ def _warm_up(workload: Workload) -> None:
 
 
 class _Given(ClientStore):
-    """The states that came with a job, and those that go back with its replies."""
+    """The states received with a job, and those to send back with its replies."""
 
     def __init__(self) -> None:
         super().__init__(Path())
@@ -71,17 +71,17 @@ class _Given(ClientStore):
         self.saved: dict[int, tuple[int, Tensors]] = {}
 
     def load(self, request: TrainRequest) -> Tensors | None:
-        """See ClientStore."""
+        """The state received with the job."""
         return self.given.get(request.partition)
 
     def save(self, partition: int, version: int, state: Tensors) -> None:
-        """See ClientStore."""
+        """Keep a state for the reply."""
         self.saved[partition] = version, state
 
 
 @dataclass(kw_only=True, slots=True)
 class _Unit:
-    """Where the next reply of a unit is written."""
+    """The position at which the next reply of a unit is written."""
 
     place: int
     memory: Tensor
@@ -90,16 +90,16 @@ class _Unit:
 
 @dataclass(kw_only=True, slots=True)
 class _Worker:
-    """Answers jobs."""
+    """Processes jobs."""
 
     parent: Connection
     trainer: LocalTrainer
-    together: bool  # whether a unit is trained as a whole
+    together: bool  # whether to train a unit as a whole
     models: SharedFile
     replies: SharedFile
 
     def train(self, job: Message) -> None:
-        """Train the clients of a job, and answer."""
+        """Train the clients of a job and send the results."""
         tasks = [self._received(task) for task in job["tasks"]]
         states, unit_of, units = _Given(), dict[int, _Unit](), []
         for place, (slot, start, clients) in enumerate(job["units"]):
@@ -123,16 +123,16 @@ class _Worker:
                         self.parent.send(head | _told(failure, [partition], unit, states))
 
     def _received(self, task: Message) -> tuple[Tensors, Tensors]:
-        """The model, and what comes besides."""
+        """The model and the auxiliary tensors of a task."""
         memory, model = self.models.memory(task["slot"]), Layout.from_json(task["model"])
         return model.read(memory), Layout.from_json(task["shared"]).read(memory[model.num_bytes :])
 
 
 def _told(result: Result, partitions: list[int], unit: _Unit, states: _Given) -> Message:
-    """A result as a message; the tensors of a reply, and its clients' new states, are written into the unit's memory.
+    """Make a result's message, and write its tensors and new states into the unit's memory.
 
     Raises:
-        FedSignError: they are more than expected.
+        FedSignError: they exceed the memory.
     """
     message = {**result_message(result), "start": unit.start, "layouts": [], "states": []}
     if isinstance(result, Failure):
@@ -141,7 +141,7 @@ def _told(result: Result, partitions: list[int], unit: _Unit, states: _Given) ->
     all_tensors = [result.tensors, result.extra, *(state for _, state in saved.values())]
     for place, tensors in enumerate(all_tensors):
         is_one_model = place == 0 and not isinstance(result, ReplyStack)
-        layout = Layout.of(tensors, contiguous=is_one_model)  # as the copies of one process are
+        layout = Layout.of(tensors, contiguous=is_one_model)  # like the copies made in a single process
         layout.write(tensors, unit.memory[unit.start :])
         unit.start += layout.num_bytes
         message["layouts"].append(layout.as_json())

@@ -1,4 +1,4 @@
-"""Several processes that train the clients of a round, where `engine.workers` asks for them."""
+"""The provider of worker processes, chosen by `engine.workers`."""
 
 import logging
 from contextlib import AbstractContextManager, closing
@@ -11,27 +11,27 @@ _log = logging.getLogger("fedsign")
 
 
 class WorkersProvider(TrainerProvider):
-    """See TrainerProvider."""
+    """Trains the clients of a round in several processes."""
 
     def takes(self) -> bool:
-        """See TrainerProvider."""
+        """Whether there is more than one worker."""
         return self.workers > 1
 
     def check(self) -> None:
-        """See TrainerProvider."""
+        """Check that there are enough devices."""
         from clients.workers.pool import devices_of
 
         devices_of(self.workload, self.workers)
 
     def open(self, *, logs: Path, in_process: bool) -> AbstractContextManager[LocalTrainer]:
-        """See TrainerProvider."""
+        """Start the workers."""
         from clients.workers.pool import Workers, devices_of
 
         self._warn_of_idle_workers()
         return closing(Workers(self.workload, devices=devices_of(self.workload, self.workers), logs=logs))
 
     def _warn_of_idle_workers(self) -> None:
-        """A stack is one worker's work, and how many clients it holds must not depend on the number of workers."""
+        """Warn if a round has too few units; a stack is one unit, and its size must not depend on the workers."""
         config = self.workload.config
         chunk, cohort_size = config.get("client.chunk", 0), config.server.cohort_size
         num = -(-cohort_size // (chunk or 1))

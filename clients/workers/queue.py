@@ -1,12 +1,11 @@
-"""What is to be trained next: the longest first, small clients several at a time, and no further ahead than may be.
+"""Schedule the units of a round: longest first, small clients several at a time, within a window.
 
-A unit is what is trained together: a client, or on the cohort path a chunk.  Replies are taken in by the server in the
-order of the requests, so a unit that is trained long before its turn leaves a reply that lies and waits.  Hence
-the window: a unit may begin once it is among the first `window` ones from the first one that is not yet done.
+A unit is what is trained together: a client, or a chunk on the cohort path.  The server aggregates replies in the order
+of the requests, so a unit trained long before its turn leaves a reply waiting in memory.  Therefore a unit may start
+only within a window of `window` units after the first unfinished one.
 
-A job is what is handed out at once.  Jobs become smaller toward the end of a round (guided self-scheduling,
-Polychronopoulos and Kuck 1987), so that the workers finish together at the cost of few messages.  None of this
-changes a result.
+A job is a list of units handed out at once.  Jobs shrink toward the end of a round (guided self-scheduling,
+Polychronopoulos and Kuck 1987), so that workers finish together with few messages.  Scheduling never changes results.
 """
 
 import heapq
@@ -16,18 +15,18 @@ from dataclasses import dataclass, field
 
 from fedsign.records import TrainRequest
 
-_JOBS_PER_WORKER = 4  # that what is left would make at the present size
+_JOBS_PER_WORKER = 4  # into which the remaining work is divided to get the next job's size
 _LARGEST_JOB = 64  # clients
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """Requests that are trained together; `cost` in samples."""
+    """Requests that are trained together; `cost` is in samples."""
 
     requests: list[TrainRequest]
     cost: int
     position: int = 0
-    attempts: int = 0  # that ended with the worker's death
+    attempts: int = 0  # failed ones, in which the worker died
     answered: set[int] = field(default_factory=set)  # partitions
 
 
@@ -47,11 +46,11 @@ class Queue:
         self._admit()
 
     def __len__(self) -> int:
-        """How many units may begin now."""
+        """The number of units that may start now."""
         return len(self._admitted) + len(self._again)
 
     def take(self) -> list[Unit]:
-        """The next job, nothing if none may begin; a unit that was given back is a job of its own."""
+        """The next job, empty if no unit may start; a returned unit is a separate job."""
         if self._again:
             return [self._again.popleft()]
         job: list[Unit] = []
@@ -68,11 +67,11 @@ class Queue:
         return job
 
     def give_back(self, unit: Unit) -> None:
-        """It was not trained to the end."""
+        """Return a unit that was not finished."""
         self._again.append(unit)
 
     def done(self, unit: Unit) -> None:
-        """Its replies were passed on."""
+        """Mark a unit as done, which advances the window."""
         self._is_done[unit.position] = True
         while self._first < len(self._units) and self._is_done[self._first]:
             self._first += 1

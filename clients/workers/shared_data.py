@@ -1,6 +1,6 @@
-"""Processes that train, and the memory that they share with the one that started them.
+"""Training processes, and the memory that they share with their parent.
 
-The training samples are there once, however many processes train on them.
+The training samples are in memory once, whatever the number of processes.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from fedsign.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class VocabularyOnly:
-    """What a worker knows of the tokenizer: it is given tokens and sees no text."""
+    """A stand-in for the tokenizer in workers, which get tokens and see no text."""
 
     vocabulary_size: int
     start_id: int = 0
@@ -34,11 +34,11 @@ class VocabularyOnly:
     pad_id: int = 0
 
     def encode(self, text: str) -> list[int]:
-        """Raise DataError."""
+        """Raises: DataError: always."""
         raise _untold()
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Raise DataError."""
+        """Raises: DataError: always."""
         raise _untold()
 
 
@@ -49,13 +49,13 @@ def _untold() -> DataError:
 
 
 class TrainingProcesses:
-    """Starts processes which see the training samples, the received models and the replies in this one's memory."""
+    """Starts processes that share training samples, received models, and replies with this one."""
 
     def __init__(self, workload: Workload, module: str, *, name: str, logs: Path, clients_per_reply: int = 1) -> None:
-        """`name` is for their logs, and for an environment variable that marks them.
+        """Allocate the memory; `name` appears in the logs and in an environment variable that marks the processes.
 
         Raises:
-            EngineError: this process is one itself.
+            EngineError: this process is such a process itself.
         """
         self._mark = f"FEDSIGN_{name.upper()}"
         if os.environ.get(self._mark):
@@ -81,7 +81,7 @@ class TrainingProcesses:
         environment: Mapping[str, str],
         **given: object,
     ) -> ChildProcess:
-        """One; `given` is what it has to know besides."""
+        """Start a process; `given` are additional settings."""
         self._logs.mkdir(parents=True, exist_ok=True)
         child = ChildProcess(
             self._module,
@@ -93,19 +93,19 @@ class TrainingProcesses:
         return child
 
     def close(self, children: Collection[ChildProcess]) -> None:
-        """End the processes; logs in which nothing stands are removed."""
+        """End the processes, free the memory, and remove empty logs."""
         close_all(children)
         for file in self._files:
             file.close()
         for log in self._logs.glob(f"{self._name}-*.log"):
             if not log.stat().st_size:
                 log.unlink()
-        with suppress(OSError):  # there are others, or there never was a folder
+        with suppress(OSError):  # not empty, or never created
             self._logs.rmdir()
 
 
 def described(workload: Workload, *, device: str | None = None) -> Message:
-    """What another process has to know to make the same workload, on another device if one is given."""
+    """A description from which another process can rebuild the workload, optionally on another device."""
     config, sites = workload.config, workload.sites_here
     if device is not None:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"device": device})})
@@ -113,21 +113,21 @@ def described(workload: Workload, *, device: str | None = None) -> Message:
 
 
 def workload_from(given: Message) -> Workload:
-    """The workload that another process of this machine has `described`, with its `data` if they are shared."""
-    # complete and checked by who sent it; to check it again would import what only a server needs
+    """Rebuild a workload from its description, with shared `data` if included."""
+    # The sender has validated it; validating again would import what only a server needs.
     config, sites = ExperimentConfig.model_validate(tomllib.loads(given["config"])), given["sites"]
     torch.set_num_threads(config.engine.threads)
     workload = Workload(config, None if sites is None else frozenset(sites))
     if given.get("data"):
-        vars(workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
+        vars(workload)["dataset"] = mapped_data(given["data"])  # the slot of the cached_property
     return workload
 
 
 def share_data(workload: Workload) -> tuple[Slots, Message] | None:
-    """Move a workload's training samples into a file of shared memory; None for samples that are fetched batch by batch.
+    """Move a workload's training samples into shared memory; None for samples that are fetched batch by batch.
 
-    The message is for `mapped_data`, with what else a process has to know of the data set.
-    The workload's data set is exchanged for one that lies there, so that the memory of the former can be used again.
+    Returns the file, and a message for `mapped_data`.  The workload's data set is replaced by the shared one, so that
+    the original's memory can be freed.
     """
     dataset = workload.dataset
     train = dataset.train
@@ -140,8 +140,10 @@ def share_data(workload: Workload) -> tuple[Slots, Message] | None:
     file = Slots("data", layout.num_bytes)
     memory = file.memory(file.take())
     layout.write(tensors, memory)
-    vars(workload)["dataset"] = replace(dataset, train=Samples(**layout.read(memory)))  # where cached_property keeps it
-    vars(workload).pop("training_samples", None)  # those of the former one
+    vars(workload)["dataset"] = replace(
+        dataset, train=Samples(**layout.read(memory))
+    )  # the slot of the cached_property
+    vars(workload).pop("training_samples", None)  # derived from the original
     return file, {
         "file": file.as_json(),
         "layout": layout.as_json(),
@@ -153,7 +155,7 @@ def share_data(workload: Workload) -> tuple[Slots, Message] | None:
 
 
 def digest_of(dataset: Dataset) -> str:
-    """What tells whether two machines have the same training samples; of samples that are fetched, their number and targets."""
+    """A digest to compare training samples between machines; fetched samples count by number and targets."""
     train = dataset.train
     tensors = [train.targets, train.owners]
     if isinstance(train, Samples):
@@ -167,7 +169,7 @@ def digest_of(dataset: Dataset) -> str:
 
 
 def mapped_data(found: Message) -> Dataset:
-    """The data set of another process, without the samples that only a server needs."""
+    """The shared data set of another process, without samples that only a server needs."""
     tensors = Layout.from_json(found["layout"]).read(SharedFile(*found["file"]).memory(0))
     train = Samples(**tensors)
     size = found["vocabulary_size"]
