@@ -7,10 +7,10 @@ for a group of ranks to take it, and again after the group has ended.  Surplus h
 Messages after the handshake; those to a lost host are lost ([Note: a lost peer] in fedsign.transport.connection):
 
 To the worker:     {"config": toml, "sites": [...] or null} once; after its answer
-                   {"start": [first rank, last + 1], "group": n, "port": n}   n counts this host's groups; the store's
-                   port {"ask": request} and the client's tensors                  the request that process.py takes
-                   {"end": true}                                              end the group at once {"over": true}
-                   the run is over, so the worker ends
+                   {"start": [first rank, last + 1], "group": n, "port": n}   n counts this host's groups; store's port
+                   {"ask": request} and the client's tensors                  the request that process.py takes
+                   {"end": true}                                              end the group at once
+                   {"over": true}                                             the run is over, so the worker ends
 To the first host: {"data": digest} or {"failed": sentence} once
                    {"group": n, "rank": n, "message": message}, see RankMessage
 """

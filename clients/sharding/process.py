@@ -3,8 +3,7 @@
 In:  the rank's settings, once; then per client its request (clients.workers.messages), the `layout` of its tensors, and
      the `slot` of the reply
 Out: {"ready": true} once; then per client {"nums", "losses"} of the training, and the `layout` of what rank 0 wrote
-into
-     the slot; {"failed": ...} instead of either
+     into the slot; {"failed": ...} instead of either
 """
 
 import logging
