@@ -81,6 +81,6 @@ def _place_of(module: ModuleType) -> Path:
 
 def _both(name: str, own: Path) -> str:
     return (
-        f"'{name}' is a package of FedSign ({HOME / name}) and a module of yours ({own}), but Python can import only one "
-        "of them: rename yours."
+        f"'{name}' is a package of FedSign ({HOME / name}) and a module of yours ({own}), but Python can import only "
+        "one of them: rename yours."
     )

@@ -130,14 +130,14 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
     ),
     Rule(
         lambda its: its.objective.contrasts and _classifies_data(its),
-        "model.name={config.model.name} was given, but objective '{spec.name}' contrasts what enters the classifier, and here that "
-        "is the data itself",
+        "model.name={config.model.name} was given, but objective '{spec.name}' contrasts what enters the classifier, "
+        "and here that is the data itself",
         "use a model with a hidden layer",
     ),
     Rule(
         lambda its: not its.serves.takes_target and its.config.server.optimizer.is_chosen,
-        "server.optimizer.name={config.server.optimizer.name} was given, but strategy {config.strategy.name} is Flower's and moves the "
-        "server by itself",
+        "server.optimizer.name={config.server.optimizer.name} was given, but strategy {config.strategy.name} is "
+        "Flower's and moves the server by itself",
         "set server.optimizer.name=none, or take a strategy of FedSign's",
     ),
     Rule(
@@ -147,25 +147,26 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
     ),
     Rule(
         lambda its: its.objective.needs_unit_displacement and not is_linear(its.optimizer),
-        "client.optimizer.name={config.client.optimizer.name} was given, but objective '{spec.name}' needs an optimizer that does not "
-        "rescale gradients",
+        "client.optimizer.name={config.client.optimizer.name} was given, but objective '{spec.name}' needs an "
+        "optimizer that does not rescale gradients",
         "use client.optimizer.name=sgd",
     ),
     Rule(
         lambda its: its.objective.needs_unit_displacement and its.config.client.schedule.per == "step",
-        "client.schedule.per=step was given, but objective '{spec.name}' needs one learning rate for all steps of a round",
+        "client.schedule.per=step was given, but objective '{spec.name}' needs one learning rate for all steps of a "
+        "round",
         "use client.schedule.per=round",
     ),
     Rule(
         lambda its: its.config.client.micro_batch and has_batch_norm(its.model),
-        "client.micro_batch={config.client.micro_batch} was given, but model.name={config.model.name} has BatchNorm, whose statistics would be those of pieces "
-        "of a batch",
+        "client.micro_batch={config.client.micro_batch} was given, but model.name={config.model.name} has BatchNorm, "
+        "whose statistics would be those of pieces of a batch",
         "set it to 0 and lower client.batch_size instead",
     ),
     Rule(
         lambda its: its.config.client.micro_batch and its.objective.contrasts and not its.objective.contrast_is_mean,
-        "client.micro_batch={config.client.micro_batch} was given, but objective '{spec.name}' does not say that its contrast is a mean "
-        "over samples (contrast_is_mean)",
+        "client.micro_batch={config.client.micro_batch} was given, but objective '{spec.name}' does not say that its "
+        "contrast is a mean over samples (contrast_is_mean)",
         "set it to 0",
     ),
     Choice(made=lambda its: not its.serves.takes_target, rules="strategies.flower.rules:RULES"),

@@ -152,8 +152,8 @@ def without_deleted(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _needs(path: str, value: Any, capability: str, remedy: str) -> ConfigError:
     return ConfigError(
-        f"{path}={plugins.shown(value)} was given, but needs the capability '{capability}', which was deleted from this FedSign; "
-        f"install one that has it, or {remedy}."
+        f"{path}={plugins.shown(value)} was given, but needs the capability '{capability}', which was deleted from "
+        f"this FedSign; install one that has it, or {remedy}."
     )
 
 
@@ -350,12 +350,14 @@ RULES: tuple[Rule[ExperimentConfig], ...] = (
     ),
     Rule(
         lambda its: its.server.evaluate_clients > its.partition.num_clients,
-        "server.evaluate_clients={server.evaluate_clients} exceeds the {partition.num_clients} clients of partition.num_clients",
+        "server.evaluate_clients={server.evaluate_clients} exceeds the {partition.num_clients} clients of "
+        "partition.num_clients",
         "lower it, or set it to 0 for all",
     ),
     Rule(
         lambda its: its.server.evaluation == "clients" and not PartitionTraits.of(its.partition.name).client_data,
-        "server.evaluation=clients was given with partition.name={partition.name}, whose clients have no test samples of their own",
+        "server.evaluation=clients was given with partition.name={partition.name}, whose clients have no test "
+        "samples of their own",
         "use a partition whose clients hold data, or server.evaluation=server",
     ),
 )

@@ -67,8 +67,8 @@ class Numerics:
             needed, is_there = f"the C++ compiler '{compiler}'", shutil.which(compiler) is not None
         if not is_there:
             raise ConfigError(
-                f"engine.compile=true was given, but torch.compile needs {needed}, which is not here; install it, or use "
-                "engine.compile=false."
+                f"engine.compile=true was given, but torch.compile needs {needed}, which is not here; install it, or "
+                "use engine.compile=false."
             )
 
 
@@ -104,7 +104,7 @@ def device_of(name: str) -> torch.device:
         raise ConfigError(f"engine.device='{name}' was given, but torch sees no CUDA device here; use cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"engine.device='{name}' was given, but torch sees {torch.cuda.device_count()} CUDA devices here, numbered from "
-            "0; use one of them."
+            f"engine.device='{name}' was given, but torch sees {torch.cuda.device_count()} CUDA devices here, "
+            "numbered from 0; use one of them."
         )
     return device

@@ -229,8 +229,8 @@ def target_of(kind: str, name: str) -> str:
     for capability, names in absent("names").items():
         if name in names.get(kind, ()):
             raise ConfigError(
-                f"{kind} '{name}' was given, but needs the capability '{capability}', which was deleted from this FedSign; install "
-                "one that has it."
+                f"{kind} '{name}' was given, but needs the capability '{capability}', which was deleted from this "
+                "FedSign; install one that has it."
             )
     raise ConfigError(f"{kind} '{name}' is not known.{one_of(name, sorted(table))}, or 'module:Name' for your own.")
 

@@ -122,8 +122,9 @@ class DataPart(Part):
         """Constants for every channel, where they are the scale."""
         if (self.normalise == "constants") != bool(self.mean) or len(self.mean) != len(self.std):
             raise ConfigError(
-                f"data.normalise={self.normalise} was given with {len(self.mean)} numbers in data.mean and {len(self.std)} in "
-                "data.std; with normalise=constants both need a number for every channel, and otherwise none."
+                f"data.normalise={self.normalise} was given with {len(self.mean)} numbers in data.mean and "
+                f"{len(self.std)} in data.std; with normalise=constants both need a number for every channel, and "
+                "otherwise none."
             )
 
 
@@ -148,8 +149,8 @@ class ModelPart(Part):
         """Only drawn weights are scaled."""
         if self.start and self.init_scale != 1:
             raise ConfigError(
-                f"model.init_scale={self.init_scale} was given with model.start={self.start}, but scales drawn weights only; "
-                "drop one of the two."
+                f"model.init_scale={self.init_scale} was given with model.start={self.start}, but scales drawn "
+                "weights only; drop one of the two."
             )
 
 
@@ -163,8 +164,8 @@ class OptimizerPart(Part):
         """As `torch.optim.SGD` has it."""
         if self.settings.get("nesterov") is True and self.settings.get("momentum") == 0:
             raise ConfigError(
-                "client.optimizer.nesterov=true was given with client.optimizer.momentum=0, but needs a momentum above 0; "
-                "raise the momentum or drop nesterov."
+                "client.optimizer.nesterov=true was given with client.optimizer.momentum=0, but needs a momentum "
+                "above 0; raise the momentum or drop nesterov."
             )
 
 
@@ -237,8 +238,8 @@ class ClientSection(Section):
         """Epochs or steps."""
         if bool(self.local_epochs) == bool(self.local_steps):
             raise ConfigError(
-                f"client.local_epochs={self.local_epochs} and client.local_steps={self.local_steps} were given; expected is "
-                "one of the two above 0: set the other to 0."
+                f"client.local_epochs={self.local_epochs} and client.local_steps={self.local_steps} were given; "
+                "expected is one of the two above 0: set the other to 0."
             )
 
 
@@ -261,8 +262,8 @@ class ServerSection(Section):
         """A round can end."""
         if self.min_replies > self.cohort_size:
             raise ConfigError(
-                f"server.min_replies={self.min_replies} exceeds server.cohort_size={self.cohort_size}: no round could ever end; "
-                "lower server.min_replies."
+                f"server.min_replies={self.min_replies} exceeds server.cohort_size={self.cohort_size}: no round "
+                "could ever end; lower server.min_replies."
             )
 
 

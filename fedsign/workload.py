@@ -286,12 +286,12 @@ def check_partition(
     shares = [indices[client] for client in counted_clients(indices)]
     if len(indices) != num_clients or any(len(index) == 0 for index in shares):
         raise DataError(
-            f"partition.name={name} gives {len(indices)} parts, {sum(len(index) == 0 for index in shares)} of them empty; "
-            f"expected are {num_clients} with at least one sample each."
+            f"partition.name={name} gives {len(indices)} parts, {sum(len(index) == 0 for index in shares)} of them "
+            f"empty; expected are {num_clients} with at least one sample each."
         )
     for dealt in shares if is_shared else [np.concatenate(shares)]:
         if dealt.min() < 0 or dealt.max() >= num_samples or np.bincount(dealt).max() > 1:
             raise DataError(
-                f"partition.name={name} deals a sample out twice{' to one client' if is_shared else ''} or one that does not "
-                f"exist; expected are different indices from 0 to {num_samples - 1}."
+                f"partition.name={name} deals a sample out twice{' to one client' if is_shared else ''} or one that "
+                f"does not exist; expected are different indices from 0 to {num_samples - 1}."
             )

@@ -63,13 +63,15 @@ class Condensation:
         dataset = self.share or checked_dataset(part.build(self.config.seed), name=part.name)
         if not dataset.class_names:
             raise DataError(
-                f"data '{part.name}' has no classes, but condensation makes images of each class; take another data set."
+                f"data '{part.name}' has no classes, but condensation makes images of each class; take another data "
+                "set."
             )
         train, test = (_images(each, part.name, size) for each in (dataset.train, dataset.test))
         low, high = train.features.aminmax()
         if low < 0 or high > 1:
             raise DataError(
-                f"data '{part.name}' has features from {low:.3g} to {high:.3g}; expected are pixels from 0 to 1, as fractions."
+                f"data '{part.name}' has features from {low:.3g} to {high:.3g}; expected are pixels from 0 to 1, as "
+                "fractions."
             )
         return Dataset(train=train, test=test, class_names=dataset.class_names)
 
@@ -82,8 +84,9 @@ class Condensation:
             return mlp(shape, dataset.num_outputs, hidden=said.hidden)
         if min(shape[1:]) < 2 ** (said.num_blocks + 1):  # the mean of a whole normalized channel says nothing
             raise DataError(
-                f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={said.num_blocks}, each of which halves them, but the "
-                f"last one has to leave 2x2 at least; lower network.num_blocks, or embed them with image_size={2 ** (said.num_blocks + 1)}."
+                f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={said.num_blocks}, each of which "
+                "halves them, but the last one has to leave 2x2 at least; lower network.num_blocks, or embed them "
+                f"with image_size={2 ** (said.num_blocks + 1)}."
             )
         return conv_net(shape, dataset.num_outputs, width=said.width, num_blocks=said.num_blocks)
 
@@ -212,7 +215,8 @@ def _images(samples: AnySamples, name: str, size: int) -> AnySamples:
         side = isqrt(shape[0]) if len(shape) == 1 else 0
         if not side or side * side != shape[0] or not isinstance(samples, Samples):
             raise DataError(
-                f"data '{name}' has features of the shape {list(shape)}; expected are images, [channels, height, width]."
+                f"data '{name}' has features of the shape {list(shape)}; expected are images, [channels, height, "
+                "width]."
             )
         samples = replace(samples, features=samples.features.reshape(-1, 1, side, side))
     if not size:
@@ -220,8 +224,8 @@ def _images(samples: AnySamples, name: str, size: int) -> AnySamples:
     height, width = samples.shape[1:]
     if size < max(height, width) or not isinstance(samples, Samples):
         raise DataError(
-            f"image_size={size} was given for images of {height}x{width} of data '{name}'; expected is at least {max(height, width)}, and "
-            "images that are in memory; leave it at 0."
+            f"image_size={size} was given for images of {height}x{width} of data '{name}'; expected is at least "
+            f"{max(height, width)}, and images that are in memory; leave it at 0."
         )
     left, top = (size - width) // 2, (size - height) // 2
     frame = (left, size - width - left, top, size - height - top)

@@ -68,8 +68,8 @@ def _implicit(
     inner = problem.inner
     if type(inner).objective is Inner.objective:
         raise ConfigError(
-            f"{type(inner).__name__} does not say what its steps minimize, which implicit differentiation needs; give it "
-            "`objective`, or take a method that goes through the steps, such as fg2u."
+            f"{type(inner).__name__} does not say what its steps minimize, which implicit differentiation needs; "
+            "give it `objective`, or take a method that goes through the steps, such as fg2u."
         )
     state = final_state(problem, meta)
     value, by_state, direct = judged(problem, state, meta)

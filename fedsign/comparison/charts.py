@@ -70,8 +70,8 @@ def differences(summary: Summary) -> Chart | None:
         x=Axis(label=label, limits=(ticks[0], ticks[-1])),
         y=y,
         rules=[(0.0, "")],
-        text="A full dot: the corrected test tells the two apart. An empty dot: too few seeds to tell. Whiskers are the 95 % "
-        f"interval of each difference by itself, so that one without 0 may have an empty dot.{single}"
+        text="A full dot: the corrected test tells the two apart. An empty dot: too few seeds to tell. Whiskers are "
+        f"the 95 % interval of each difference by itself, so that one without 0 may have an empty dot.{single}"
         if summary.num_seeds > 1
         else "One seed: neither intervals nor tests.",
     )

@@ -84,7 +84,8 @@ def _improvements(summary: Summary, found: Statistics) -> Chart:
         rows,
         [f"{value:.2f} [{low:.2f}, {high:.2f}]" for _, (value, low, high) in rows],
         label="P(better), 0.5 is a coin",
-        text=f"How often a random run is better than a random run of {summary.reference_label} under the same condition.",
+        text=f"How often a random run is better than a random run of {summary.reference_label} under the same "
+        "condition.",
     )
     return replace(chart, x=replace(chart.x, limits=(-_PAD, 1 + _PAD)), rules=[(0.5, "")])
 
@@ -100,8 +101,8 @@ def _ranks(summary: Summary, ranks: Ranks) -> Chart:
     else:
         friedman = "" if ranks.friedman_p is None else f" Friedman’s test of all ranks: p = {ranks.friedman_p:.2g}."
         text = (
-            f"Whiskers are half of Nemenyi’s critical difference, {ranks.critical_difference:.2f}, either way: where two do not "
-            f"overlap, mean ranks differ by more.{friedman}"
+            f"Whiskers are half of Nemenyi’s critical difference, {ranks.critical_difference:.2f}, either way: where "
+            f"two do not overlap, mean ranks differ by more.{friedman}"
         )
     chart = _intervals(
         "Critical difference",
@@ -109,7 +110,8 @@ def _ranks(summary: Summary, ranks: Ranks) -> Chart:
         rows,
         [f"{mean:.2f}" for _, (mean, _, _) in rows],
         label="mean rank; left is better",
-        text=f"Ranks within {ranks.num_blocks} blocks, one for each seed under each condition; a lost run is last. {text}",
+        text=f"Ranks within {ranks.num_blocks} blocks, one for each seed under each condition; a lost run is last. "
+        f"{text}",
         has_whiskers=ranks.critical_difference is not None,
     )
     low, high = min(1.0, *(row[1][1] for row in rows)), max(len(rows), *(row[1][2] for row in rows))
@@ -139,7 +141,8 @@ def _profiles(summary: Summary, found: Statistics) -> Chart:
     return replace(
         chart,
         y=value_axis([0.0, 1.0], label="share of runs", percent=True),
-        text=f"The share of runs that end {side} each value, with 95 % bands: a line that is higher everywhere is better.",
+        text=f"The share of runs that end {side} each value, with 95 % bands: a line that is higher everywhere is "
+        "better.",
     )
 
 

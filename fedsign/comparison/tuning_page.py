@@ -84,9 +84,10 @@ def lead(summary: Summary) -> str:
     seeds = ", ".join(map(str, tuning["seeds"]))
     share = f"{100 * tuning['validation_fraction']:g} %"
     judged = (
-        f"judged by the mean {summary.metric_name} on the {share} of the training samples that were held out; the test samples had no say. "
-        "The first trial is the experiment as given. Then each was trained again with its best settings, on all training samples and "
-        f"with seeds that no trial has seen: those are the results above. Seeds of tuning: {seeds}."
+        f"judged by the mean {summary.metric_name} on the {share} of the training samples that were held out; the "
+        "test samples had no say. The first trial is the experiment as given. Then each was trained again with its "
+        "best settings, on all training samples and with seeds that no trial has seen: those are the results above. "
+        f"Seeds of tuning: {seeds}."
     )
     if tuning["lead"]:
         return f"{tuning['lead']} All were {judged}"

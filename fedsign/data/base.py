@@ -263,8 +263,8 @@ def normalized(dataset: Dataset, preset: Preset, constants: Normalization = IDEN
             normalization, num_channels = constants, dataset.input_shape[0]
             if len(constants.shift) != num_channels:
                 raise DataError(
-                    f"data.mean has {len(constants.shift)} numbers and a sample {num_channels} channels; expected is one number "
-                    "for each."
+                    f"data.mean has {len(constants.shift)} numbers and a sample {num_channels} channels; expected is "
+                    "one number for each."
                 )
     return replace(
         dataset,

@@ -38,13 +38,13 @@ def checked_dataset(found: object, *, name: str) -> Dataset:
             )
     if dataset.train.shape != dataset.test.shape:
         raise DataError(
-            f"data.name={name} gives training features of shape {list(dataset.train.shape)} per sample and test features of "
-            f"{list(dataset.test.shape)}; expected is one shape for both."
+            f"data.name={name} gives training features of shape {list(dataset.train.shape)} per sample and test "
+            f"features of {list(dataset.test.shape)}; expected is one shape for both."
         )
     if dataset.standardized and len(dataset.standardized) != dataset.input_shape[0]:
         raise DataError(
-            f"data.name={name} gives {len(dataset.standardized)} values of `standardized` and {dataset.input_shape[0]} channels; "
-            "expected is one for each, or none at all."
+            f"data.name={name} gives {len(dataset.standardized)} values of `standardized` and "
+            f"{dataset.input_shape[0]} channels; expected is one for each, or none at all."
         )
     return dataset
 
@@ -86,23 +86,26 @@ RULES: tuple[Rule[Fit], ...] = (
         lambda its: next(
             (name for name in its.config.metrics if MetricTraits.of(name).targets not in ("", its.targets)), ""
         ),
-        "metrics={config.metrics} was given, but data.name={config.data.name} has {targets}, for which '{found}' says nothing",
+        "metrics={config.metrics} was given, but data.name={config.data.name} has {targets}, for which '{found}' "
+        "says nothing",
         "use one of {fitting_metrics}, or none: --set metrics='[]'",
     ),
     Rule(
         lambda its: its.dataset.text is not None and its.config.data.augment != "none",
-        "data.augment={config.data.augment} was given, but data.name={config.data.name} has text, whose tokens are no quantities",
+        "data.augment={config.data.augment} was given, but data.name={config.data.name} has text, whose tokens are "
+        "no quantities",
         "use data.augment=none",
     ),
     Rule(
         lambda its: its.dataset.text is not None and its.config.data.normalise not in ("default", "none"),
-        "data.normalise={config.data.normalise} was given, but data.name={config.data.name} has text, whose tokens are no quantities",
+        "data.normalise={config.data.normalise} was given, but data.name={config.data.name} has text, whose tokens "
+        "are no quantities",
         "use data.normalise=none",
     ),
     Rule(
         lambda its: its.config.data.augment != "none" and len(its.dataset.input_shape) != 3,
-        "data.augment={config.data.augment} was given, but a sample of data.name={config.data.name} has the shape {shape}; "
-        "only images [channels, height, width] can be cropped and flipped",
+        "data.augment={config.data.augment} was given, but a sample of data.name={config.data.name} has the shape "
+        "{shape}; only images [channels, height, width] can be cropped and flipped",
         "let the data have that shape (digits: data.flat=false), or use data.augment=none",
     ),
 )
@@ -125,12 +128,14 @@ def _check_lengths(samples: AnySamples, who: str) -> None:
         num_features = len(samples.source if samples.positions is None else samples.positions)
     if not len(samples) or num_features != len(samples):
         raise DataError(
-            f"{who} data with {num_features} features and {len(samples)} targets; expected is one target for each, and at least one."
+            f"{who} data with {num_features} features and {len(samples)} targets; expected is one target for each, "
+            "and at least one."
         )
     owners = samples.owners
     if owners is not None and (len(owners) != len(samples) or owners.is_floating_point() or int(owners.min()) < 0):
         raise DataError(
-            f"{who} owners that are not one integer from 0 for each of the {len(samples)} samples; correct them or give None."
+            f"{who} owners that are not one integer from 0 for each of the {len(samples)} samples; correct them or "
+            "give None."
         )
 
 
@@ -168,7 +173,8 @@ def _check_tokens(samples: AnySamples, vocabulary_size: int, who: str) -> None:
         )
     if not (_are_labels(features, vocabulary_size) and _are_labels(scored, vocabulary_size)):
         raise DataError(
-            f"{who} tokens that are not from 0 to {vocabulary_size - 1}, as its tokenizer's are; use the same tokenizer for both."
+            f"{who} tokens that are not from 0 to {vocabulary_size - 1}, as its tokenizer's are; use the same "
+            "tokenizer for both."
         )
 
 

@@ -168,13 +168,14 @@ def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
     """See [Note: agreed columns]."""
     if not columns.features:
         raise DataError(
-            "data.features was not given, but tables that lie apart have to agree on it; name the columns to predict from, such "
+            "data.features was not given, but tables that lie apart have to agree on it; name the columns to predict "
+            "from, such "
             'as --set \'data.features=["age", "pressure"]\'.'
         )
     if columns.scale_target:
         raise DataError(
-            "data.scale_target=true was given, but tables that lie apart have no scale in common; scale the column at every site "
-            "by the same numbers, and set data.scale_target=false."
+            "data.scale_target=true was given, but tables that lie apart have no scale in common; scale the column "
+            "at every site by the same numbers, and set data.scale_target=false."
         )
     unlevelled = next((name for name in columns.categorical if columns.levels_of(name) is None), None)
     if unlevelled is not None:
@@ -186,8 +187,8 @@ def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
     extra = next((str(name) for name in table.columns if name not in named), None)
     if extra is not None:
         raise DataError(
-            f"{path} has a column '{extra}', which is named neither in data.features nor in data.unused; name it in one of them "
-            f"or take it out.{nearest(extra, named)}"
+            f"{path} has a column '{extra}', which is named neither in data.features nor in data.unused; name it in "
+            f"one of them or take it out.{nearest(extra, named)}"
         )
 
 
@@ -200,24 +201,25 @@ def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
             if name not in known:
                 shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
                 raise DataError(
-                    f"data.{key} names the column '{name}', but the columns of {columns.path} are {shown}.{nearest(name, known)}"
+                    f"data.{key} names the column '{name}', but the columns of {columns.path} are "
+                    f"{shown}.{nearest(name, known)}"
                 )
     if columns.owner == columns.target:
         raise DataError(
-            f"data.owner={columns.owner} was given with data.target={columns.target}; a column cannot be both: name another "
-            "one, or leave data.owner out."
+            f"data.owner={columns.owner} was given with data.target={columns.target}; a column cannot be both: name "
+            "another one, or leave data.owner out."
         )
     left = [name for name in known if name not in (columns.target, columns.owner, *columns.unused)]
     chosen = list(columns.features or left)
     if columns.owner in chosen:
         raise DataError(
-            f"data.features={chosen} was given with data.owner={columns.owner}, but the owner is no feature; leave it out of "
-            "data.features, or leave data.owner out."
+            f"data.features={chosen} was given with data.owner={columns.owner}, but the owner is no feature; leave "
+            "it out of data.features, or leave data.owner out."
         )
     if not chosen or columns.target in chosen:
         raise DataError(
-            f"data.features={chosen} was given with data.target={columns.target}; expected is at least one column, and not "
-            "the target."
+            f"data.features={chosen} was given with data.target={columns.target}; expected is at least one column, "
+            "and not the target."
         )
     return chosen
 
@@ -230,8 +232,9 @@ def _check_complete(table: "pd.DataFrame", names: list[str], path: str) -> None:
         missing = column.isna().to_numpy()
         if missing.any():
             raise DataError(
-                f"column '{name}' of {path} has {int(missing.sum())} missing values, the first in row {int(table.index[missing][0]) + 1} "
-                "of the data; fill them in, or leave rows or columns out (data.features)."
+                f"column '{name}' of {path} has {int(missing.sum())} missing values, the first in row "
+                f"{int(table.index[missing][0]) + 1} of the data; fill them in, or leave rows or columns out "
+                "(data.features)."
             )
         if column.dtype.kind == "f" and not np.isfinite(column.to_numpy()).all():
             raise DataError(f"column '{name}' of {path} has infinite values; correct or leave them out.")
@@ -244,8 +247,8 @@ def _encode(
     kind = _kind(train[name])
     if kind == "other":
         raise DataError(
-            f"column '{name}' is of type {train[name].dtype}; expected are numbers, texts or truth values: turn it into "
-            "numbers, or list the columns to use in data.features."
+            f"column '{name}' is of type {train[name].dtype}; expected are numbers, texts or truth values: turn it "
+            "into numbers, or list the columns to use in data.features."
         )
     levels = columns.levels_of(name)
     if kind != "text" and name not in columns.categorical and levels is None:
@@ -258,8 +261,8 @@ def _encode(
     texts = [part[name].astype(str).to_numpy(str) for part in (train, test)]
     if columns.strict and levels is None:
         raise DataError(
-            f"column '{name}' of {columns.path} holds texts, whose levels tables that lie apart have to agree on; give them with "
-            f"--set 'data.levels.{name}=[\"...\"]', or correct the column."
+            f"column '{name}' of {columns.path} holds texts, whose levels tables that lie apart have to agree on; "
+            f"give them with --set 'data.levels.{name}=[\"...\"]', or correct the column."
         )
     known = np.array(levels) if levels is not None else np.unique(texts[0])
     if levels is not None:
@@ -267,8 +270,8 @@ def _encode(
             _check_levels(part, name, levels, file)
     if len(known) > _MAX_TEXTS:
         raise DataError(
-            f"column '{name}' has {len(known)} different values, which would be as many features; list the columns to use in "
-            "data.features."
+            f"column '{name}' has {len(known)} different values, which would be as many features; list the columns "
+            "to use in data.features."
         )
     one_hot = [(part[:, None] == known).astype(np.float32) for part in texts]
     return one_hot[0], one_hot[1], False
@@ -278,8 +281,8 @@ def _check_levels(texts: npt.NDArray[np.str_], name: str, levels: tuple[str, ...
     unknown = next((text for text in np.unique(texts).tolist() if text not in levels), None)
     if unknown is not None:
         raise DataError(
-            f"column '{name}' of {path} has the text '{unknown}', which is none of data.levels.{name} ({', '.join(levels)}); "
-            f"correct it, or add it to the levels.{nearest(unknown, levels)}"
+            f"column '{name}' of {path} has the text '{unknown}', which is none of data.levels.{name} "
+            f"({', '.join(levels)}); correct it, or add it to the levels.{nearest(unknown, levels)}"
         )
 
 
@@ -291,8 +294,8 @@ def _targets(
     if columns.class_names:
         if columns.target_type == "number" or columns.scale_target:
             raise DataError(
-                "data.class_names was given with data.target_type=number or data.scale_target=true, and a number has no classes; "
-                "leave the one or the other out."
+                "data.class_names was given with data.target_type=number or data.scale_target=true, and a number has "
+                "no classes; leave the one or the other out."
             )
         agreed = [
             _among(part, columns.class_names, file) for part, file in zip((train, test), columns.files, strict=True)
@@ -319,8 +322,8 @@ def _targets(
     unknown = sorted(set(given[1].tolist()) - set(known.tolist()), key=str)
     if unknown:
         raise DataError(
-            f"the target '{train.name}' has the class '{unknown[0]}' in the test rows only, so no model could learn it; "
-            "leave these rows out, give both files all classes, or say data.target_type=number."
+            f"the target '{train.name}' has the class '{unknown[0]}' in the test rows only, so no model could learn "
+            "it; leave these rows out, give both files all classes, or say data.target_type=number."
         )
     found = (
         torch.from_numpy(labels.astype(np.int64)),

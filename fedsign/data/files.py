@@ -52,8 +52,8 @@ def check_classes(found: Iterable[Any], class_names: Sequence[str], *, where: st
         if name not in class_names:
             shown = ", ".join(class_names[:20]) + (", ..." if len(class_names) > 20 else "")
             raise DataError(
-                f"{where} has {what} '{name}', which is none of data.class_names ({shown}); rename it, leave it out, or add it "
-                f"to data.class_names at every site.{nearest(name, class_names)}"
+                f"{where} has {what} '{name}', which is none of data.class_names ({shown}); rename it, leave it out, "
+                f"or add it to data.class_names at every site.{nearest(name, class_names)}"
             )
 
 

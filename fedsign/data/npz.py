@@ -46,8 +46,8 @@ def npz(
         train, test = whole[rows[0]], whole[rows[1]]
     else:
         raise DataError(
-            f"{file} holds the arrays {', '.join(sorted(arrays)) or 'none'}; expected are x_train, y_train, x_test and y_test, "
-            "or x and y."
+            f"{file} holds the arrays {', '.join(sorted(arrays)) or 'none'}; expected are x_train, y_train, x_test "
+            "and y_test, or x and y."
         )
     if class_names:
         train, test = (_among(part, arrays, class_names, file) for part in (train, test))
@@ -105,8 +105,8 @@ def _among(samples: Samples, arrays: Arrays, class_names: tuple[str, ...], file:
     unknown = next((label for label in labels if not 0 <= label < len(class_names)), None)
     if unknown is not None:
         raise DataError(
-            f"{file} has the class {unknown}, but data.class_names names {len(class_names)}, and labels are positions in it, "
-            f"from 0 to {len(class_names) - 1}; correct the labels, or name the class at every site."
+            f"{file} has the class {unknown}, but data.class_names names {len(class_names)}, and labels are "
+            f"positions in it, from 0 to {len(class_names) - 1}; correct the labels, or name the class at every site."
         )
     return samples
 

@@ -58,8 +58,8 @@ class SiteData:
             root = sites.root_of(config, site)
             if not root:
                 raise DataError(
-                    f"site {site} has no data here; start its node with --node-config 'data-root=\"FOLDER\"', or name its folder in "
-                    "partition.roots."
+                    f"site {site} has no data here; start its node with --node-config 'data-root=\"FOLDER\"', or "
+                    "name its folder in partition.roots."
                 )
             with _naming(f"site '{sites.name_of(config, site)}'"):
                 whole = _read(config, root, frame)
@@ -71,8 +71,8 @@ class SiteData:
         normalizations = {data.normalization for data in (*found.values(), server) if data is not None}
         if len(normalizations) > 1:
             raise DataError(
-                f"data.name={config.data.name} gives sites different normalizations; let it name the same one at every site, or set "
-                "data.normalise=none."
+                f"data.name={config.data.name} gives sites different normalizations; let it name the same one at "
+                "every site, or set data.normalise=none."
             )
         tests = {site: data.test for site, data in found.items()}
         held = {site: data.validation for site, data in found.items() if data.validation is not None}
@@ -96,8 +96,8 @@ class SiteData:
         """
         if here is None:
             raise ConfigError(
-                f"--data-root={root} was given, but all sites are trained in one process, and each has a folder of its own: let "
-                "partition.roots be right on all machines, and leave --data-root out."
+                f"--data-root={root} was given, but all sites are trained in one process, and each has a folder of "
+                "its own: let partition.roots be right on all machines, and leave --data-root out."
             )
         everywhere = range(self.config.partition.num_clients)
         roots = [root if site in here else sites.root_of(self.config, site) for site in everywhere]
@@ -118,8 +118,8 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     sizes = [0 if text is None else text.vocabulary_size for text in (found.text, frame.text)]
     if sizes[0] != sizes[1]:
         raise DataError(
-            f"the text in {root} has a vocabulary of {sizes[0]} tokens; expected are {sizes[1]}, those of data.tokenizer: use the "
-            "same tokenizer at every site."
+            f"the text in {root} has a vocabulary of {sizes[0]} tokens; expected are {sizes[1]}, those of "
+            "data.tokenizer: use the same tokenizer at every site."
         )
     if found.class_names != frame.class_names:
         raise DataError(
@@ -128,8 +128,8 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
         )
     if found.input_shape != frame.input_shape:
         raise DataError(
-            f"the data in {root} have samples of the shape {list(found.input_shape)}; expected is {list(frame.input_shape)}, "
-            "as the configuration says (partition.input_shape, or the reader's settings)."
+            f"the data in {root} have samples of the shape {list(found.input_shape)}; expected is "
+            f"{list(frame.input_shape)}, as the configuration says (partition.input_shape, or the reader's settings)."
         )
     return found
 

@@ -72,8 +72,8 @@ def check_tokenizer(config: ExperimentConfig, own: Tokenizer | None, servers: st
     """Raise DataError unless a site reads text with the server's tokenizer, given as its fingerprint."""
     if servers and fingerprint(own) != servers:
         raise DataError(
-            f"data.tokenizer={config.data.settings.get('tokenizer')} has other tokens here than at the server; put the same files "
-            "there."
+            f"data.tokenizer={config.data.settings.get('tokenizer')} has other tokens here than at the server; put "
+            "the same files there."
         )
 
 
@@ -110,7 +110,8 @@ RULES: tuple[Rule[ExperimentConfig], ...] = (
         _missing,
         "partition.name=sites was given with engine.name={engine.name}, but site {found} of "
         "partition.num_clients={partition.num_clients} has no data here",
-        "give every site's folder with --set 'partition.roots=[\"...\"]', or let nodes bring their own: engine.name=superlink",
+        "give every site's folder with --set 'partition.roots=[\"...\"]', or let nodes bring their own: "
+        "engine.name=superlink",
     ),
     Rule(
         lambda its: its.server.evaluation == "server" and not its.partition.settings["test_root"],
@@ -119,8 +120,8 @@ RULES: tuple[Rule[ExperimentConfig], ...] = (
     ),
     Rule(
         lambda its: its.data.validation_fraction and not is_evaluated_at_clients(its),
-        "data.validation_fraction={data.validation_fraction} was given, but validation samples lie at the sites and evaluation at the "
-        "server",
+        "data.validation_fraction={data.validation_fraction} was given, but validation samples lie at the sites and "
+        "evaluation at the server",
         "set it to 0, or use server.evaluation=clients",
     ),
 )
@@ -144,7 +145,8 @@ _FRAME_RULES: tuple[Rule[_Agreed], ...] = (
     ),
     Rule(
         lambda its: not its.frame.input_shape,
-        "partition.name=sites was given with data.name={config.data.name}, but the server cannot see the shape of the sites' samples",
+        "partition.name=sites was given with data.name={config.data.name}, but the server cannot see the shape of "
+        "the sites' samples",
         "{frame.remedy}",
     ),
 )

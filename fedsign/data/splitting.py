@@ -19,8 +19,8 @@ def train_test(num_samples: int, seed: int, test_fraction: float) -> tuple[IntAr
     num_train = int((1 - test_fraction) * num_samples)
     if not 0 < num_train < num_samples:
         raise DataError(
-            f"data.test_fraction={test_fraction} of {num_samples} samples leaves {num_train} for training; expected is at "
-            "least one for training and one for the test: change the fraction."
+            f"data.test_fraction={test_fraction} of {num_samples} samples leaves {num_train} for training; expected "
+            "is at least one for training and one for the test: change the fraction."
         )
     return order[:num_train], order[num_train:]
 
@@ -40,7 +40,8 @@ def hold_out_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset
     held = np.sort(np.concatenate([rng.permutation(each)[: int(fraction * len(each))] for each in groups]))
     if not len(held):
         raise DataError(
-            f"data.validation_fraction={fraction} of {len(train)} training samples is not one sample of any class; raise it."
+            f"data.validation_fraction={fraction} of {len(train)} training samples is not one sample of any class; "
+            "raise it."
         )
     kept = np.setdiff1d(np.arange(len(train)), held)
     return replace(dataset, train=train[kept], validation=train[held])

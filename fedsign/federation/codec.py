@@ -53,7 +53,8 @@ def encode(tensor: Tensor) -> Encoded:
     """
     if tensor.dtype not in _TYPES or tensor.layout != torch.strided:
         raise CodecError(
-            f"a tensor of type {tensor.dtype} ({tensor.layout}) has no encoding; send dense float, int, bool or bfloat16."
+            f"a tensor of type {tensor.dtype} ({tensor.layout}) has no encoding; send dense float, int, bool or "
+            "bfloat16."
         )
     host = tensor.detach().cpu().contiguous()
     if host.dtype == torch.bfloat16:

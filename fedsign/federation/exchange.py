@@ -401,7 +401,8 @@ def check_numbers(reply: TrainReply, *, max_examples: MaxExamples) -> None:
         raise ReplyError(f"the reply counts num-examples={num}; expected is 1 or more.")
     if num > most:
         raise ReplyError(
-            f"the reply counts num-examples={num}; expected is {most} at most: for a site that holds more raise server.max_examples."
+            f"the reply counts num-examples={num}; expected is {most} at most: for a site that holds more raise "
+            "server.max_examples."
         )
     for name, value in reply.metrics.items():
         if not isfinite(value):
@@ -428,8 +429,8 @@ def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial:
     for name, tensor in extra.items():
         if name not in like or tensor.shape != like[name].shape:
             raise ReplyError(
-                f"besides the model came a tensor '{name}' of shape {list(tensor.shape)}; expected are names and shapes "
-                "of parameters."
+                f"besides the model came a tensor '{name}' of shape {list(tensor.shape)}; expected are names and "
+                "shapes of parameters."
             )
 
 

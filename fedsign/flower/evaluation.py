@@ -74,7 +74,8 @@ def unpack_reply(message: Message, request: EvaluateRequest, *, most: int) -> Ev
         raise ReplyError(f"the reply counts {reply.num_test} test samples; expected is 1 or more.")
     if max(reply.num_test, reply.num_train, reply.num_validation) > most:
         raise ReplyError(
-            f"the reply counts {reply.num_test} test, {reply.num_train} training and {reply.num_validation} validation samples; "
-            f"expected are {most} of each at most: for a site that holds more raise server.max_examples."
+            f"the reply counts {reply.num_test} test, {reply.num_train} training and {reply.num_validation} "
+            f"validation samples; expected are {most} of each at most: for a site that holds more raise "
+            "server.max_examples."
         )
     return reply

@@ -108,8 +108,8 @@ def restore(strategy: Strategy, state: Tensors) -> None:
         return
     if not is_remembered(strategy):
         raise ResumeError(
-            f"{type(strategy).__name__} keeps a memory that is not checkpointed, so this run cannot be resumed; start it "
-            "again, or give the class state_dict() and load_state_dict()."
+            f"{type(strategy).__name__} keeps a memory that is not checkpointed, so this run cannot be resumed; "
+            "start it again, or give the class state_dict() and load_state_dict()."
         )
     for depth, layer in enumerate(layers(strategy)):
         for attribute, given_back in MEMORY[type(layer)].items():
@@ -121,8 +121,8 @@ def restore(strategy: Strategy, state: Tensors) -> None:
             }
             if not places:
                 raise ResumeError(
-                    f"the checkpoint lacks '{attribute}' of {type(layer).__name__}, which another version of fedsign did "
-                    "not write; start the run again."
+                    f"the checkpoint lacks '{attribute}' of {type(layer).__name__}, which another version of fedsign "
+                    "did not write; start the run again."
                 )
             setattr(layer, attribute, _unpacked(places, given_back))
 

@@ -77,8 +77,8 @@ def check_num_replies(strategy: Strategy, num_replies: int, round: int) -> None:
     needed, rule = num_replies_needed(strategy)
     if num_replies < needed:
         raise RoundError(
-            f"round {round} ended with {num_replies} usable replies, but {type(layers(strategy)[-1]).__name__} needs {needed} "
-            f"({rule}); raise server.cohort_size, so that some may fail."
+            f"round {round} ended with {num_replies} usable replies, but {type(layers(strategy)[-1]).__name__} needs "
+            f"{needed} ({rule}); raise server.cohort_size, so that some may fail."
         )
 
 
@@ -98,9 +98,9 @@ def calling(name: str, round: int) -> Iterator[None]:
         if traceback.extract_tb(error.__traceback__)[-1].name not in _CLIPPING:
             raise RoundError(f"round {round}: {error_in('strategy', name, error)}") from error
         raise RoundError(
-            f"round {round}: a client's model is exactly the one it was sent, and Flower's clipping at the server divides by "
-            f"the update's norm, 0; let strategy '{name}' clip at the clients (flower_dp_client_...), or see whether "
-            "client.lr is too small to move the model."
+            f"round {round}: a client's model is exactly the one it was sent, and Flower's clipping at the server "
+            f"divides by the update's norm, 0; let strategy '{name}' clip at the clients (flower_dp_client_...), or "
+            "see whether client.lr is too small to move the model."
         ) from error
     except Exception as error:
         raise RoundError(f"round {round}: {error_in('strategy', name, error)}") from error
@@ -111,7 +111,7 @@ def warn_of_trimming(strategy: Strategy, cohort_size: int) -> None:
     inner, asked = layers(strategy)[-1], num_asked(strategy, cohort_size)
     if isinstance(inner, flower.FedTrimmedAvg) and inner.beta > 0 and int(inner.beta * asked) == 0:
         _log.warning(
-            "strategy.beta=%g of %d replies is less than one: nothing is trimmed and the plain mean is left; raise it to "
-            "%.2g or more",
+            "strategy.beta=%g of %d replies is less than one: nothing is trimmed and the plain mean is left; raise "
+            "it to %.2g or more",
             *(inner.beta, asked, 1 / asked),
         )

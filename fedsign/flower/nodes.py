@@ -122,7 +122,8 @@ class Nodes:
                 for partition in partitions:
                     if claimed.setdefault(partition, node_id) != node_id:
                         raise EngineError(
-                            f"two nodes claim partition {partition}: give every node its own partition-id in --node-config."
+                            f"two nodes claim partition {partition}: give every node its own partition-id in "
+                            "--node-config."
                         )
             missing = [partition for partition in range(self._num_partitions) if partition not in claimed]
             awaited = [partition for partition in missing if self._is_active(partition) and partition not in refused]

@@ -126,8 +126,8 @@ def special(name: str, layout: Layout, theta: Tensor, initial: Tensor | None = N
         case "initial":
             if initial is None:
                 raise ConfigError(
-                    "direction 'initial' was asked for, but the model that training began with is not known here; give a run "
-                    "instead of a file, or take another direction."
+                    "direction 'initial' was asked for, but the model that training began with is not known here; "
+                    "give a run instead of a file, or take another direction."
                 )
             return initial.clone()
         case "final":

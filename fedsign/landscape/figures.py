@@ -22,8 +22,8 @@ COLOR_OF = (
 
 OWN = "evaluated, own statistics"
 _ABOUT = (
-    "Test {what} ({num:,} samples) of the model θf moved by λ s along a direction, which is {scaling}. Where the right side is the "
-    "flat one, a step along the direction costs less than one against it."
+    "Test {what} ({num:,} samples) of the model θf moved by λ s along a direction, which is {scaling}. Where the "
+    "right side is the flat one, a step along the direction costs less than one against it."
 )
 _BANDS = "Bands are 95 % intervals of the mean over independent draws (Student's t)."
 _THIN = "Thin lines are single draws."
@@ -133,9 +133,9 @@ def centre_in_words(found: Found, what: str) -> str:
     if own is None:
         return ""
     return (
-        f"At each point BatchNorm's statistics are taken anew of {found.facts['num_statistics']:,} training samples, at the centre "
-        f"too ({in_words(found.facts['centre'][what], percent=what == 'error')}, 'recalibrated'); the evaluated model, with its own running "
-        f"statistics, has {in_words(own, percent=what == 'error')}."
+        f"At each point BatchNorm's statistics are taken anew of {found.facts['num_statistics']:,} training samples, "
+        f"at the centre too ({in_words(found.facts['centre'][what], percent=what == 'error')}, 'recalibrated'); the "
+        f"evaluated model, with its own running statistics, has {in_words(own, percent=what == 'error')}."
     )
 
 

@@ -31,8 +31,8 @@ def mask_of(group: str, model: nn.Module, layout: Layout) -> Tensor:
     names = _members(group, model)
     if not names:
         raise ConfigError(
-            f"group '{group}' has no parameters in this model; expected is one of {', '.join(GROUPS)} or a pattern of names "
-            f"such as '{next(iter(layout.shapes)).split('.')[0]}.*'; the names are {_shown(layout)}."
+            f"group '{group}' has no parameters in this model; expected is one of {', '.join(GROUPS)} or a pattern "
+            f"of names such as '{next(iter(layout.shapes)).split('.')[0]}.*'; the names are {_shown(layout)}."
         )
     mask = torch.zeros(layout.size, dtype=torch.bool)
     for name, place in layout.places().items():

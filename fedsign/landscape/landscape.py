@@ -81,7 +81,8 @@ class Landscape:
         for name, tensor in model.state_dict().items():
             if not is_finite(tensor):
                 raise ConfigError(
-                    f"a model with NaN or infinite values in tensor '{name}' was given, but expected is one that has not diverged."
+                    f"a model with NaN or infinite values in tensor '{name}' was given, but expected is one that has "
+                    "not diverged."
                 )
         self.layout = Layout.of(model)
         self.centre = self.layout.vector(dict(model.named_parameters()))

@@ -89,7 +89,8 @@ def in_words_of(found: Found, what: str) -> str:
     is_path, percent = found.kind == "trajectory", what == "error"
     centre = found.facts["centre"][what]
     told = [
-        f"Test {what} over the plane of {'the two principal directions of the training' if is_path else 'two directions'}, in logarithmic heights."
+        f"Test {what} over the plane of "
+        f"{'the two principal directions of the training' if is_path else 'two directions'}, in logarithmic heights."
     ]
     told.append(f"The model: {in_words(centre, percent=percent)}, of {found.facts['num_samples']:,} test samples.")
     if percent:
@@ -98,8 +99,8 @@ def in_words_of(found: Found, what: str) -> str:
         )
     if is_path:
         told.append(
-            f"The path is a projection: the plane explains {100 * sum(found.facts['explained']):.0f} % of its variance, so that heights under it are not "
-            "those of its checkpoints."
+            f"The path is a projection: the plane explains {100 * sum(found.facts['explained']):.0f} % of its "
+            "variance, so that heights under it are not those of its checkpoints."
         )
     return " ".join([*told, centre_in_words(found, what)]).strip()
 

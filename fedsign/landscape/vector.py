@@ -60,8 +60,8 @@ class Layout:
             if name not in tensors or tuple(tensors[name].shape) != shape:
                 there = "no such tensor" if name not in tensors else f"shape {list(tensors[name].shape)}"
                 raise ConfigError(
-                    f"a model with {there} for '{name}' was given, but expected is shape {list(shape)}; give a file of this "
-                    "architecture."
+                    f"a model with {there} for '{name}' was given, but expected is shape {list(shape)}; give a file "
+                    "of this architecture."
                 )
         return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.shapes])
 

@@ -79,8 +79,8 @@ class Listing:
             found = torchvision("torchvision.datasets").ImageFolder(folder, allow_empty=bool(class_names))
         except OSError as error:
             raise DataError(
-                f"{folder.absolute()} is no folder of class folders with images ({error}). Expected is {folder}/CLASS/IMAGE for "
-                "every class; name another folder with --set data.root=PATH."
+                f"{folder.absolute()} is no folder of class folders with images ({error}). Expected is "
+                f"{folder}/CLASS/IMAGE for every class; name another folder with --set data.root=PATH."
             ) from error
         self.folder = folder
         self._files: list[str] = [path for path, _ in found.samples]

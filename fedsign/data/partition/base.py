@@ -39,8 +39,8 @@ class Split:
         """What was moved, for a reader of the run."""
         total = sum(map(len, self.indices))
         said = (
-            f"no draw of the {name} partition gave every client its minimum: {self.num_moved:,} of {total:,} samples were "
-            "moved to the smallest clients from the largest"
+            f"no draw of the {name} partition gave every client its minimum: {self.num_moved:,} of {total:,} samples "
+            "were moved to the smallest clients from the largest"
         )
         if self.moved_label_distance is None:
             return said + "."

@@ -34,9 +34,9 @@ def classes(
     num_classes = len(present)
     if not num_classes <= num_clients * classes_per_client <= num_clients * num_classes:
         raise DataError(
-            f"partition.num_clients={num_clients} clients with partition.classes_per_client={classes_per_client} cannot "
-            f"share {num_classes} classes: expected is at least {-(-num_classes // num_clients)}, or some class would be "
-            f"left out, and at most {num_classes}."
+            f"partition.num_clients={num_clients} clients with partition.classes_per_client={classes_per_client} "
+            f"cannot share {num_classes} classes: expected is at least {-(-num_classes // num_clients)}, or some "
+            f"class would be left out, and at most {num_classes}."
         )
     is_given = _assign(num_clients, num_classes, classes_per_client, rng)
     owner_of = np.empty(len(train), dtype=np.int64)
@@ -47,8 +47,8 @@ def classes(
     indices = group(owner_of, num_clients)
     if empty := sum(len(index) == 0 for index in indices):
         raise DataError(
-            f"partition.name=classes leaves {empty} of {num_clients} clients without a sample: a class has fewer samples "
-            "than clients it is given to; raise partition.classes_per_client or lower partition.num_clients."
+            f"partition.name=classes leaves {empty} of {num_clients} clients without a sample: a class has fewer "
+            "samples than clients it is given to; raise partition.classes_per_client or lower partition.num_clients."
         )
     return Split(indices=indices)
 

@@ -11,7 +11,7 @@ def iid(train: AnySamples, num_clients: int, rng: np.random.Generator) -> Split:
     """Deal the samples out at random in equal parts."""
     if num_clients > len(train):
         raise DataError(
-            f"partition.num_clients={num_clients} clients cannot share {len(train)} training samples: every client needs "
-            "at least one; lower partition.num_clients."
+            f"partition.num_clients={num_clients} clients cannot share {len(train)} training samples: every client "
+            "needs at least one; lower partition.num_clients."
         )
     return Split(indices=[np.sort(part) for part in np.array_split(rng.permutation(len(train)), num_clients)])

@@ -23,8 +23,8 @@ def natural(train: AnySamples, num_clients: int, rng: np.random.Generator) -> Sp
     """
     if train.owners is None:
         raise DataError(
-            "partition.name=natural needs data that says who owns each sample, and this data set does not; choose another "
-            "partition, or give Samples its 'owners'."
+            "partition.name=natural needs data that says who owns each sample, and this data set does not; choose "
+            "another partition, or give Samples its 'owners'."
         )
     names, owner_of = np.unique(train.owners.numpy(), return_inverse=True)
     if len(names) < num_clients:

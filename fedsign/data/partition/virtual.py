@@ -55,8 +55,8 @@ def virtual(
     if largest > len(train):
         setting = "max_samples" if max_samples else "samples_per_client"
         raise DataError(
-            f"partition.{setting}={largest} was given, but there are {len(train)} training samples, and no client holds one "
-            "twice; lower it."
+            f"partition.{setting}={largest} was given, but there are {len(train)} training samples, and no client "
+            "holds one twice; lower it."
         )
     pick = _by_label(train, alpha) if labels == "dirichlet" else _from_all(len(train))
 

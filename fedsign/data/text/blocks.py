@@ -130,8 +130,8 @@ def dataset_of(
             )
         if which == "training" and block_length > longest:
             raise DataError(
-                f"data.block_length={block_length} was given, but the longest document of {where} has {longest} tokens for training, "
-                "so that no block would be full; lower it."
+                f"data.block_length={block_length} was given, but the longest document of {where} has {longest} "
+                "tokens for training, so that no block would be full; lower it."
             )
         cut_up = [(*blocks(stream, block_length, pad_id=tokenizer.pad_id), stream.owner) for stream in streams]
         parts.append(joined(cut_up, block_length))

@@ -24,7 +24,8 @@ Prompt = Literal["alpaca", "short"]
 Score = Literal["answer", "all"]
 ROLES = ("system", "user", "assistant")
 _FIRST = {
-    False: "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n",
+    False: "Below is an instruction that describes a task. Write a response that appropriately completes the "
+    "request.\n\n",
     True: "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request.\n\n",
 }
@@ -52,7 +53,8 @@ def example_of(line: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt,
         pieces = _alpaca(line, prompt)
     else:
         raise DataError(
-            f"has the keys {', '.join(map(str, line)) or 'none'}; expected are instruction, input and output, or messages."
+            f"has the keys {', '.join(map(str, line)) or 'none'}; expected are instruction, input and output, or "
+            "messages."
         )
     return _stream(pieces, tokenizer, scores_all=score == "all", owner=owner)
 
@@ -81,7 +83,8 @@ def _messages(given: Any) -> Sequence[Mapping[str, str]]:
     for each in given:
         if not (isinstance(each, dict) and isinstance(each.get("content"), str) and each.get("role") in ROLES):
             raise DataError(
-                f"has the message {str(each)[:80]}; expected is a role ({', '.join(ROLES)}) and a content, which is a text."
+                f"has the message {str(each)[:80]}; expected is a role ({', '.join(ROLES)}) and a content, which is "
+                "a text."
             )
     if not any(each["role"] == "assistant" and each["content"] for each in given):
         raise DataError("has messages of which none is the assistant's, so that a model could learn nothing of them.")
@@ -106,8 +109,8 @@ def _templated(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Iterato
         answered = tokenizer.chat(messages[: place + 1], asks=False)
         if not (asked.startswith(written) and answered.startswith(asked)):
             raise DataError(
-                "has a conversation that the tokenizer's chat template writes anew with every message, so that its answers cannot "
-                "be told apart; make a line of each answer, or use data.tokenizer=byte."
+                "has a conversation that the tokenizer's chat template writes anew with every message, so that its "
+                "answers cannot be told apart; make a line of each answer, or use data.tokenizer=byte."
             )
         yield Piece(asked.removeprefix(written))
         answer, is_last = answered.removeprefix(asked), place == len(messages) - 1

@@ -26,8 +26,9 @@ class HuggingFace:
         path = Path(folder).expanduser()
         if not any((path / name).is_file() for name in _FILES):
             raise DataError(
-                f"data.tokenizer={folder} was given, but there is no tokenizer (tokenizer.json) in {path.absolute()}; expected is "
-                "byte, character, or a folder as Hugging Face's save_pretrained writes it."
+                f"data.tokenizer={folder} was given, but there is no tokenizer (tokenizer.json) in "
+                f"{path.absolute()}; expected is byte, character, or a folder as Hugging Face's save_pretrained "
+                "writes it."
             )
         library = transformers(f"data.tokenizer={folder}")
         try:
@@ -37,8 +38,8 @@ class HuggingFace:
             raise DataError(f"the tokenizer in {path.absolute()} cannot be read ({what[:200]}).") from error
         if tokenizer.eos_token_id is None:
             raise DataError(
-                f"the tokenizer in {path.absolute()} has no end token (eos_token), which says where a text ends; add one to its "
-                "tokenizer_config.json."
+                f"the tokenizer in {path.absolute()} has no end token (eos_token), which says where a text ends; add "
+                "one to its tokenizer_config.json."
             )
         tokenizer.model_max_length = int(1e30)  # long texts are cut into blocks here, and nobody needs to be warned
         self._tokenizer: Any = tokenizer
@@ -81,7 +82,8 @@ class HuggingFace:
             )
         except Exception as error:  # the template is a program of the tokenizer's authors
             raise DataError(
-                f"the chat template in {self._folder} refuses the conversation ({error}); correct the conversation, or use data.tokenizer=byte."
+                f"the chat template in {self._folder} refuses the conversation ({error}); correct the conversation, "
+                "or use data.tokenizer=byte."
             ) from error
         return text
 

@@ -50,8 +50,8 @@ def jsonl(
     """
     if tokenizer == CHARACTER:
         raise ConfigError(
-            "data.tokenizer=character was given with data.name=jsonl, whose lines are written with a template's characters, too; "
-            "use byte, or a folder with a tokenizer."
+            "data.tokenizer=character was given with data.name=jsonl, whose lines are written with a template's "
+            "characters, too; use byte, or a folder with a tokenizer."
         )
     lines = _lines(path, "data.path")
     if test_path is None:
@@ -108,8 +108,8 @@ def _owners(lines: Sequence[_Line], key: str | None) -> list[int]:
     for line in lines:
         if not isinstance(line.said.get(key), str | int):
             raise DataError(
-                f"{line.where} has no owner under the key '{key}'; give every line one, a text or a number, or leave data.owner "
-                "out."
+                f"{line.where} has no owner under the key '{key}'; give every line one, a text or a number, or leave "
+                "data.owner out."
             )
     return numbers_of([str(line.said[key]) for line in lines])
 

@@ -45,7 +45,7 @@ def pack(
     if num_cut:
         lost = f", of which {num_lost:,} had their whole answer beyond it and are left out" if num_lost else ""
         note = (
-            f"{num_cut:,} of {num_examples:,} {which} examples are longer than data.block_length={block_length} tokens and were "
-            f"cut{lost}."
+            f"{num_cut:,} of {num_examples:,} {which} examples are longer than data.block_length={block_length} "
+            f"tokens and were cut{lost}."
         )
     return joined(found, block_length), note

@@ -90,8 +90,8 @@ def tokenizer_of(name: str, training_texts: Iterable[str]) -> Tokenizer:
 def _frame(settings: Mapping[str, Any]) -> Frame:
     if settings["tokenizer"] == CHARACTER:
         raise ConfigError(
-            "data.tokenizer=character is made of the characters of the data, which would give every site another vocabulary; use "
-            "data.tokenizer=byte, or a folder with a tokenizer that lies at every site."
+            "data.tokenizer=character is made of the characters of the data, which would give every site another "
+            "vocabulary; use data.tokenizer=byte, or a folder with a tokenizer that lies at every site."
         )
     shape = (settings["block_length"],) if "block_length" in settings else ()
     return Frame(input_shape=shape, text=_named_tokenizer(settings["tokenizer"]))
