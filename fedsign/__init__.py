@@ -5,7 +5,7 @@
 >>> fedsign.load_run(done.path).rounds[0]["round"]
 1
 
-Names are imported on first use: `import fedsign` imports neither torch nor Flower.
+The API is imported lazily: `import fedsign` imports neither torch nor Flower.
 """
 
 from typing import TYPE_CHECKING, Any

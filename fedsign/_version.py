@@ -1,3 +1,3 @@
-"""The version, for `fedsign`, the build and records."""
+"""The package version, the single source for the build, the command line and run records."""
 
 __version__ = "0.1.0"

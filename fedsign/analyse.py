@@ -1,7 +1,7 @@
-"""Analyses of what was learned: loss valleys, the line through two models, curvature, signs.
+"""Analyses of trained models: loss valleys, linear interpolation, curvature, signs.
 
-Each takes runs, or paths, and returns a `Found`: numbers (`facts`, `summary`, `rows`, `arrays`, `frame()`) and figures, which
-a notebook shows and `write(folder)` keeps.
+Each function takes runs or paths and returns a `Found`: numbers (`facts`, `summary`, `rows`, `arrays`, `frame()`)
+and figures.  Notebooks display a `Found`; `write(folder)` saves it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
-"""The packages beside this one, `clients`, `strategies` and `simulations`: imported from where `fedsign` is.
+"""Import the sibling packages `clients`, `strategies` and `simulations` from the folder that holds `fedsign`.
 
-Python looks in a script's own folder first, which may have modules of these names.
+Python searches the folder of a script first, and a user's project may well have a `clients.py` of its own.
 """
 
 import importlib.util
@@ -17,10 +17,10 @@ NAMES = ("clients", "strategies", "simulations")
 
 
 def import_packages() -> None:
-    """Import them from beside `fedsign`, unless that has been done.
+    """Import the siblings of `fedsign`; does nothing on the second call.
 
     Raises:
-        ConfigError: another module of the name is imported already.
+        ConfigError: a module of the same name is already imported from elsewhere.
     """
     if any(isinstance(finder, _HiddenModules) for finder in sys.meta_path):
         return
@@ -34,20 +34,20 @@ def import_packages() -> None:
 
 
 class HiddenModuleError(ModuleNotFoundError):
-    """A package of FedSign's hides a module of the user's.
+    """A package of FedSign hides a module of the user.
 
-    It has no `name`, or else `from clients import thing` would take no notice of it.
+    `name` is not set on purpose: with it, `from clients import thing` would swallow this error.
     """
 
 
 class _HiddenModules:
-    """The last finder: says why a module of the user's is not found."""
+    """The last finder on `sys.meta_path`: explains why a user's module is not found."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Find nothing.
+        """Find nothing; diagnose a user's module that is hidden.
 
         Raises:
-            HiddenModuleError: a package of FedSign's hides it.
+            HiddenModuleError: a package of FedSign hides the module.
         """
         package, _, rest = name.partition(".")
         if package not in NAMES or not rest:

@@ -1,7 +1,7 @@
-"""What goes with what: the rules by which an experiment is judged before its first round.
+"""Compatibility rules: every combination of settings that is refused before the first round.
 
-`RULES` are the core's.  A capability adds its own, in the same form, at the extension point `rules`.  Each reads an
-`Experiment`: settings, traits (`fedsign.traits`), and what has to be made to be known, such as the model.
+`RULES` are the core's; capabilities add theirs, in the same form, at the extension point `rules`.  A rule reads an
+`Experiment`: its settings, the traits of its components (`fedsign.traits`), and its model, built on demand.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from fedsign.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What a rule may ask.  The parts that take time to make are made once, when they are asked for."""
+    """What a rule may read.  Expensive parts, such as the model, are built once and only on demand."""
 
     workload: Workload
     spec: ObjectiveSpec
@@ -53,7 +53,7 @@ class Experiment:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model, in training mode; not the one that is trained."""
+        """A model in training mode; a separate copy from the one that is trained."""
         return self.workload.make_model().train()
 
     @cached_property
@@ -73,7 +73,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Unless:
-    """`path=value` where a setting has another value than those allowed; nothing where no capability has such a setting."""
+    """`path=value` if the setting has a value that is not allowed; empty if no capability defines the setting."""
 
     path: str
     allowed: tuple[Any, ...]
@@ -85,7 +85,7 @@ class Unless:
 
 @dataclass(frozen=True)
 class Chosen:
-    """`section.name=value` where another part is named than the default, which does nothing."""
+    """`section.name=value` if the section names a component other than its default, which does nothing."""
 
     section: str
 
@@ -96,7 +96,7 @@ class Chosen:
 
 
 def only(path: str, *allowed: Any, because: str) -> Rule[Experiment]:
-    """A setting that has to have one of these values."""
+    """A rule: the setting must have one of these values."""
     remedy = " or ".join(map(_said, allowed)) if allowed[1:] else f"{path}={_said(*allowed)}"
     return Rule(Unless(path, allowed), f"{{found}} {because}", f"use {remedy}")
 

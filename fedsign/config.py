@@ -1,8 +1,8 @@
-"""The experiment as a frozen tree: read from TOML, completed, checked, printed back, sent as one string.
+"""The experiment as a frozen tree: read from TOML, completed, validated, written back, sent as one string.
 
-A section with a `name` (data, partition, model, ...) holds the settings of that part; which keys it
-takes follows from the part's factory (`fedsign.plugins`).  An unknown key is an error that names the
-nearest known one.  `--set a.b=value` reaches every leaf.
+A section with a `name` (data, partition, model, ...) also holds the settings of that component, whose keys follow
+from the signature of its factory (`fedsign.plugins`).  An unknown key is an error that suggests the nearest known
+one.  `--set a.b=value` reaches every leaf.
 """
 
 import tomllib
@@ -41,7 +41,7 @@ from fedsign.sections import (
 )
 from fedsign.traits import PartitionTraits, rules_of
 
-_COLUMNS = frozenset(  # what a line of rounds.jsonl holds besides the metrics
+_COLUMNS = frozenset(  # keys of a record of rounds.jsonl, besides the metrics
     {
         "round",
         "loss",
@@ -62,7 +62,7 @@ _Value = TypeVar("_Value")
 
 
 class ExperimentConfig(Section):
-    """One experiment.  The defaults are the default experiment: FedSign on digits, Dirichlet(0.1)."""
+    """One experiment.  The defaults train FedSign on digits, partitioned by Dirichlet(0.1)."""
 
     name: FileName = "fedsign-digits"
     seed: Seed = 0
@@ -80,18 +80,21 @@ class ExperimentConfig(Section):
     results: ResultsSection = ResultsSection()
 
     def to_toml(self) -> str:
-        """The complete configuration; `from_toml` of it gives an equal tree."""
+        """The complete configuration as TOML; `from_toml` restores an equal tree."""
         return tomli_w.dumps(self.model_dump(mode="json"))
 
     def get(self, path: str, default: _Value) -> _Value:
-        """A setting by its path; the default where it is not a key, such as one of a capability that is not there."""
+        """A setting by its path; `default` if no such key exists, as when its capability was deleted."""
         try:
             return cast(_Value, attrgetter(path)(self))
         except AttributeError:
             return default
 
     def what_counts(self) -> dict[str, Any]:
-        """The tree without the keys on which no result depends; the same without a capability that it does not use."""
+        """The tree without keys that cannot change a result.
+
+        Deleting an unused capability does not change it, nor does a new key at its neutral value: hashes stay valid.
+        """
         data = self.model_dump(mode="json")
         for path, table in tables(type(self)):
             section = reduce(getitem, path.split("."), data)
@@ -102,19 +105,19 @@ class ExperimentConfig(Section):
         return merged(unused, data)
 
     def replace(self, **changes: Any) -> "ExperimentConfig":
-        """A changed copy, checked like any other: `config.replace(seed=3, **{"client.lr": 0.1})`."""
+        """A validated copy with changes: `config.replace(seed=3, **{"client.lr": 0.1})`."""
         data = self.model_dump(mode="json")
         _assign_all(ExperimentConfig, data, changes.items())
         return from_dict(data)
 
 
-if not TYPE_CHECKING:  # capabilities' own modules find their tables by `Table.of`
+if not TYPE_CHECKING:  # mypy sees the core's tables only; capabilities read theirs by `Table.of`
     _ADDED = ((path, load_target(target)) for each in CAPABILITIES.values() for path, target in each.sections.items())
     ExperimentConfig = composed(ExperimentConfig, _ADDED)
 
 
 def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
-    """Check and complete a tree.
+    """Validate a tree and fill in the defaults.
 
     >>> from_dict({"strategy": {"name": "fedsign"}}).strategy.settings["gamma"]
     0.0003
@@ -135,10 +138,10 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
 
 
 def without_deleted(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tree without the keys of capabilities that are not here.
+    """The tree without keys of deleted capabilities.
 
     Raises:
-        ConfigError: one of them is used.
+        ConfigError: such a key is set to something other than its default.
     """
     for capability, choices in absent("choices").items():
         for path, choice in choices.items():
@@ -158,10 +161,10 @@ def _needs(path: str, value: Any, capability: str, remedy: str) -> ConfigError:
 
 
 def checked(table: type[SectionT], data: Mapping[str, Any]) -> SectionT:
-    """A tree as a table of this type, with the defaults of all its parts written out.
+    """Validate a tree as a table of this type, with the defaults of all components written out.
 
     Raises:
-        ConfigError: an unknown key, or a value that cannot be.
+        ConfigError: an unknown key, or an invalid value.
     """
 
     def elsewhere() -> list[str]:
@@ -176,7 +179,7 @@ def checked(table: type[SectionT], data: Mapping[str, Any]) -> SectionT:
 
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree with changes, at any depth.
+    """A tree with changes at any depth.
 
     >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
     {'a': {'b': 1, 'c': 3}}
@@ -191,7 +194,7 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def without_unused(
     given: Mapping[str, Any], unused: Mapping[str, Any], capability: str, path: str = ""
 ) -> dict[str, Any]:
-    """A tree without the keys of a capability that is not here."""
+    """The tree without the keys of a deleted capability, which may only have their unused values."""
     kept = dict(given)
     for key, value in unused.items():
         if key not in given or (isinstance(value, Mapping) and not isinstance(given[key], Mapping)):
@@ -206,7 +209,7 @@ def without_unused(
 
 
 def _completed(section: SectionT, path: str, elsewhere: Callable[[], Iterable[str]]) -> SectionT:
-    """The same section with the defaults of all its parts written out, at any depth."""
+    """The section with the defaults of all its components written out, at any depth."""
     updates: dict[str, Any] = {}
     for key in type(section).model_fields:
         match getattr(section, key):
@@ -218,7 +221,7 @@ def _completed(section: SectionT, path: str, elsewhere: Callable[[], Iterable[st
 
 
 def from_toml(text: str) -> ExperimentConfig:
-    """Read a configuration from TOML text."""
+    """The configuration in a TOML text."""
     return from_dict(parse_toml(text, source="the configuration"))
 
 
@@ -228,10 +231,10 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> ExperimentC
 
 
 def read_tree(table: type[Section], path: Path | None, overrides: Iterable[str]) -> dict[str, Any]:
-    """What a file says of a table, changed by `key=value` overrides; not checked yet.
+    """The tree in a file, changed by `key=value` overrides; not validated yet.
 
     Raises:
-        ConfigError: the file cannot be read, or an override is none.
+        ConfigError: the file cannot be read, or an override is malformed.
     """
     data: dict[str, Any] = {}
     if path is not None:
@@ -247,7 +250,7 @@ def read_tree(table: type[Section], path: Path | None, overrides: Iterable[str])
 
 
 def parse_toml(text: str, *, source: str) -> dict[str, Any]:
-    """TOML text as a dictionary, or one sentence."""
+    """TOML text as a dictionary; a syntax error becomes a ConfigError that names `source`."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -255,7 +258,7 @@ def parse_toml(text: str, *, source: str) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`key=value`, the value in TOML; what is no TOML value is taken as a string.
+    """Parse `key=value`, the value as TOML; a value that is not TOML is a string.
 
     >>> parse_override("client.lr=0.1"), parse_override("engine.name=ray")
     (('client.lr', 0.1), ('engine.name', 'ray'))
@@ -272,17 +275,17 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def _assign_all(table: type[Section], data: dict[str, Any], changes: Iterable[tuple[str, Any]]) -> None:
-    """Names first: naming a part must not drop settings that are given beside it."""
+    """Assign names first: naming a component drops its old settings, but must keep those given with it."""
     ordered = sorted(changes, key=lambda change: change[0].rpartition(".")[2] != "name")
     for path, value in ordered:
         _assign(table, data, path, value)
     given = [path for path, _ in ordered]
     if "client.local_steps" in given and "client.local_epochs" not in given and data["client"]["local_steps"]:
-        data["client"].pop("local_epochs", None)  # they would contradict each other
+        data["client"].pop("local_epochs", None)  # setting both is an error
 
 
 def _assign(table: type[Section], data: dict[str, Any], path: str, value: Any) -> None:
-    """Set one leaf.  Naming another part drops the settings of the former one, which it would not know."""
+    """Set one leaf.  Naming another component drops the settings of the previous one, which it would reject."""
     *parents, leaf = path.split(".")
     inner = data
     for parent in parents:
@@ -297,12 +300,12 @@ def _assign(table: type[Section], data: dict[str, Any], path: str, value: Any) -
 
 
 def _paths(table: type[Section], data: Mapping[str, Any]) -> Iterator[str]:
-    """The path of every key of the tree, the settings of the parts that `data` names included."""
+    """Paths of all keys, including the settings of the components that `data` names."""
     yield from table.model_fields
     for path, inner in tables(table):
         keys = [*inner.model_fields]
         if issubclass(inner, Part):
-            with suppress(ConfigError):  # that is another mistake, and not the one to report now
+            with suppress(ConfigError):  # an unknown component is reported separately
                 keys += plugins.names_of(inner.kind, _name_at(data, path) or inner.model_fields["name"].default)
         yield from (f"{path}.{key}" for key in keys)
 
@@ -331,7 +334,7 @@ def _check_names(config: ExperimentConfig) -> None:
             )
 
 
-# What no single table shows.
+# Rules that read more than one table.
 RULES: tuple[Rule[ExperimentConfig], ...] = (
     Rule(
         lambda its: its.client.label_smoothing and "label_smoothing" not in plugins.names_of("task", its.task),

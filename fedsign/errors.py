@@ -1,72 +1,72 @@
-"""The family of errors a user may meet.
+"""The errors that FedSign raises on purpose.
 
-Every message says what was given, what was expected and what to do.  `exit_code` is what the command
-line returns: 2 for a mistake that the user can correct before a run, 1 for a run that failed.
+Every message says what was given, what was expected and how to fix it.  `exit_code` is the exit status of the
+command line: 2 for a mistake that the user can correct before a run, 1 for a run that failed.
 """
 
 
 class FedSignError(Exception):
-    """Base of all errors raised on purpose by FedSign."""
+    """Base class of all errors that FedSign raises on purpose."""
 
     exit_code = 1
 
 
 class ConfigError(FedSignError):
-    """The configuration, or a name in it, cannot be used."""
+    """The configuration, or a name in it, is invalid."""
 
     exit_code = 2
 
 
 class DataError(FedSignError):
-    """A dataset or a partition cannot be made from what is there."""
+    """A data set or a partition cannot be built from the given data."""
 
     exit_code = 2
 
 
 class ResultsError(FedSignError):
-    """A run on disk is missing, damaged or in the way."""
+    """A run directory is missing, damaged or in the way."""
 
     exit_code = 2
 
 
 class ResumeError(ResultsError):
-    """A run on disk cannot be gone on with: it is damaged, or what it needs was not kept."""
+    """A run cannot be resumed: it is damaged, or what resuming needs was not kept."""
 
 
 class DiskFullError(FedSignError):
-    """Nothing more can be written; what is on disk is whole and the run can be resumed."""
+    """The disk is full; what was written is intact, and the run can be resumed."""
 
 
 class CodecError(FedSignError):
-    """A tensor arrived in an encoding that this version cannot read or write."""
+    """A tensor has an encoding that this version cannot read or write."""
 
 
 class ReplyError(FedSignError):
-    """A client's reply does not fit the request."""
+    """A client's reply does not match the request."""
 
 
 class ClientStateError(FedSignError):
-    """The state a client keeps on disk is not the one the server counts on."""
+    """The state on a client's disk is not the version that the server expects."""
 
 
 class IncompleteModelError(FedSignError):
-    """A client has not got what a request leaves out; the server sends it the whole model."""
+    """A client lacks tensors that the request leaves out; the server resends the whole model."""
 
 
 class LateError(FedSignError):
-    """A client trained for longer than a round lasts."""
+    """A client trained past the round's deadline."""
 
 
 class RankError(FedSignError):
-    """One of the processes that train a client together has died."""
+    """One of the ranks that train a client together has died."""
 
 
 class JoinError(FedSignError):
-    """A machine was not let in by those that train a client together, or has no use for them."""
+    """A rendezvous failed: a host was not authenticated, or is not needed."""
 
 
 class StepError(FedSignError):
-    """An optimizer was asked for a step out of its order."""
+    """The steps of an optimizer were called out of order."""
 
 
 class RoundError(FedSignError):
@@ -74,8 +74,8 @@ class RoundError(FedSignError):
 
 
 class EngineError(FedSignError):
-    """An engine (Ray, SuperLink) could not be started or stopped answering."""
+    """An engine (Ray, SuperLink) could not start, or stopped responding."""
 
 
 class LinkLostError(EngineError):
-    """The SuperLink of a run is gone; when it is there again, the run can go on."""
+    """The connection to the SuperLink is lost; the run can be resumed once it is back."""

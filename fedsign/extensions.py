@@ -1,7 +1,7 @@
-"""The extension points: the only places where the core meets capabilities.
+"""Extension points: the only places where the core calls capabilities.
 
-A capability names, in its row of the table, what it adds at a point; the core asks for all of them, in the order of the
-capabilities' names, and knows none.
+A capability registers an object at a point, in its row of the table.  The core asks a point for all its objects, in
+alphabetical order of capabilities, and never names a capability.
 """
 
 import importlib
@@ -19,7 +19,7 @@ _API = {
 
 @cache
 def python_api(module: str = "fedsign") -> dict[str, str]:
-    """The names of the Python API in `fedsign` or in a module of it, and what is behind each: "module:Name"."""
+    """Names that the Python API adds to `fedsign`, or to one of its modules, with their targets "module:Name"."""
     found = {}
     for names in (_API, *(each.api for each in CAPABILITIES.values())):
         for name, target in names.items():
@@ -30,10 +30,10 @@ def python_api(module: str = "fedsign") -> dict[str, str]:
 
 
 def load(target: str) -> Any:
-    """The object behind "module:Name".
+    """The object that "module:Name" names.
 
     Raises:
-        ConfigError: a module of the user's has the name of one of FedSign's packages.
+        ConfigError: a module of the user has the name of one of FedSign's packages.
     """
     import_packages()
     module, _, name = target.partition(":")
@@ -42,5 +42,5 @@ def load(target: str) -> Any:
 
 @cache
 def extensions(point: str) -> tuple[Any, ...]:
-    """What the capabilities add at an extension point."""
+    """All objects registered at an extension point, in alphabetical order of capabilities."""
     return tuple(load(each.extends[point]) for each in CAPABILITIES.values() if point in each.extends)

@@ -1,4 +1,4 @@
-"""Libraries that come with an extra only: imported when needed, and missed in one sentence."""
+"""Optional dependencies: imported on first use, with an error that names the extra to install."""
 
 import importlib
 from types import ModuleType
@@ -7,7 +7,7 @@ from fedsign.errors import ConfigError
 
 
 def require(module: str, *, extra: str, what: str) -> ModuleType:
-    """Import a module of an optional library.
+    """Import a module of an optional dependency.
 
     Raises:
         ConfigError: the library is not installed.
@@ -17,11 +17,11 @@ def require(module: str, *, extra: str, what: str) -> ModuleType:
         f"{what} needs the package '{library}', which is not installed here: pip install 'fedsign[{extra}]'."
     )
     try:
-        # A folder ./wandb or ./mlflow, such as these libraries leave behind, can be imported too: as an empty package.
+        # wandb and mlflow leave folders ./wandb and ./mlflow, which import as empty namespace packages.
         if importlib.import_module(library).__file__ is None:
             raise missing
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != library:
-            raise  # it is there, but something that it needs is not
+            raise  # the library is installed, but one of its own dependencies is not
         raise missing from error

@@ -1,7 +1,8 @@
-"""Loss and metrics of a model on samples, which stream through in batches.
+"""Evaluation: loss and metrics of a model, with samples streamed through it in batches.
 
-What is kept of a batch are its outputs, or, where these are too many (`fedsign.tasks.base.KeepingTask`), what the task keeps of them.
-No figure depends on how many threads share the batches out; so neither does the size of a batch.
+Only the outputs of a batch are kept, or a reduction of them where they are large (`KeepingTask` of
+`fedsign.tasks.base`).  Loss and metrics are computed once over all samples, so they do not depend on the number of
+threads.  The batch size must not depend on it either: it changes rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +21,15 @@ from fedsign.tasks.base import KeepingTask, Task
 Metric = Callable[[Tensor, Tensor], float]  # of outputs, or of what a KeepingTask keeps of them, and targets
 _LARGEST_BATCH = 1024  # samples
 _LARGE_SAMPLE_BYTES, _SMALLEST_SHARE = 4096, 16
-_FEATURE_BYTES = 2**20  # of a batch's features on a CPU: what layers make of more than that leaves its caches
-_LOGIT_BYTES = {"cpu": 2**22, "cuda": 2**28}  # of a batch of text, whose logits are what counts
+_FEATURE_BYTES = 2**20  # features of a batch on a CPU: activations of larger ones fall out of the cache
+_LOGIT_BYTES = {"cpu": 2**22, "cuda": 2**28}  # logits dominate the memory of a batch of text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """How models are evaluated; `metrics` are pairs of a name and a function.
+    """How models are evaluated; `metrics` holds pairs of name and function.
 
-    `vocabulary_size` is that of text, and None for all other data.
+    `vocabulary_size` is None unless the data are text.
     """
 
     task: Task
@@ -37,7 +38,7 @@ class Evaluation:
     vocabulary_size: int | None
 
     def figures(self, model: nn.Module, samples: AnySamples, *, num_threads: int) -> dict[str, float]:
-        """The loss and every metric; `num_threads` are for a CPU."""
+        """Loss and metrics by name; `num_threads` applies to CPUs only."""
         targets = samples.targets
         with torch.no_grad(), self.numerics.repeatable():
             found = self._kept(model, samples, num_threads)
@@ -47,12 +48,12 @@ class Evaluation:
         return values | {name: float(metric(kept, targets)) for name, metric in self.metrics}
 
     def _kept(self, model: nn.Module, samples: AnySamples, num_threads: int) -> list[Tensor]:
-        """What is kept of each batch, on the CPU."""
+        """What is kept of each batch, on the CPU, in the order of the batches."""
         numerics, task, device = self.numerics, self.task, self.numerics.device
         channels_last = numerics.takes_channels_last(model)
 
         def kept_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-            with torch.no_grad():  # is each thread's own affair
+            with torch.no_grad():  # grad mode is thread-local
                 outputs = numerics.outputs(model, batch[0].to(device), channels_last=channels_last)
                 if isinstance(task, KeepingTask):
                     outputs = task.kept(outputs, batch[1].to(device))
@@ -60,6 +61,7 @@ class Evaluation:
 
         batches = samples.batches(self._batch_size(samples))
         if num_threads > 1 and device.type == "cpu" and isinstance(samples, Samples):
+            # set_num_threads is thread-local too: a new thread would otherwise use all cores for its operators
             lend = partial(torch.set_num_threads, torch.get_num_threads())
             with ThreadPoolExecutor(num_threads, initializer=lend) as threads:
                 return list(threads.map(kept_of, batches))
@@ -74,5 +76,5 @@ class Evaluation:
             return _LARGEST_BATCH
         sample_bytes = 4 * max(1, prod(samples.shape))
         batch = min(_LARGEST_BATCH, max(32, _FEATURE_BYTES // sample_bytes))
-        # images take long enough for threads to share them out
+        # Images take long enough to spread over threads: aim at four batches at least.
         return batch if sample_bytes < _LARGE_SAMPLE_BYTES else min(batch, max(_SMALLEST_SHARE, -(-len(samples) // 4)))

@@ -1,8 +1,8 @@
-"""Means of a few values, and paired differences with their confidence intervals.
+"""Means of a few values, and confidence intervals of paired differences.
 
-Seeds are paired: the same seed gives every strategy the same data split, partition, initial model, cohorts and
-batch orders.  So a difference between strategies is taken seed by seed, which is far narrower than the
-difference of two means.
+Runs are paired by seed: the same seed gives every strategy the same data split, partition, initial model, cohorts
+and batch order.  Differences are taken per seed, which makes the interval much narrower than that of a difference
+of means.
 """
 
 import math
@@ -17,7 +17,7 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean with its 95 % confidence interval (Student's t over pairs); `low`, `high` None for one pair."""
+    """A mean with its 95 % confidence interval (Student's t over pairs); `low` and `high` are None for one pair."""
 
     mean: float
     low: float | None
@@ -27,7 +27,7 @@ class Interval:
 
 
 def mean_and_std(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation of the values that are finite numbers; None where there are too few.
+    """Mean and sample standard deviation of the finite values; None where there are too few.
 
     >>> mean_and_std([1.0, None, 3.0]), mean_and_std([1.0])
     ((2.0, 1.4142135623730951), (1.0, None))
@@ -40,9 +40,9 @@ def mean_and_std(values: Iterable[float | None]) -> tuple[float | None, float | 
 def paired_difference(
     values: Mapping[int, float | None], reference: Mapping[int, float | None], *, higher_is_better: bool
 ) -> Interval | None:
-    """Mean of value - reference over the seeds where both are numbers, with its interval; None without a pair.
+    """Mean of value - reference with its interval, over seeds where both are finite; None without a pair.
 
-    d +- t_{0.975, n-1} s_d / sqrt(n).  A win is a seed where the value is the better one.
+    d ± t_{0.975, n-1} s_d / sqrt(n).  A win is a seed where the value beats the reference.
     """
     pairs = [(values[seed], reference[seed]) for seed in values if seed in reference]
     both = [value - other for value, other in pairs if value is not None and other is not None]

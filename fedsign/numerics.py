@@ -1,7 +1,7 @@
-"""How numbers are computed: device, precision, layout, and what makes it repeatable.  Part of the experiment: [engine].
+"""Numerics of an experiment: device, precision, memory layout, determinism.  Configured by [engine].
 
-Parameters, optimizers, penalties and aggregation are float32 always; bf16 is the precision of the layers' products
-in a model's passes (torch's autocast), and of what flows between them.
+Parameters, optimizer states, penalties and aggregation are always float32.  bf16 is autocast's precision for the
+matrix products of a forward and backward pass, and for the activations between them.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ ChannelsLast = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numerics:
-    """What [engine] says, on a device that is there."""
+    """The numerics that [engine] selects, on an available device."""
 
     device: torch.device
     precision: Precision = "float32"
@@ -34,36 +34,36 @@ class Numerics:
     compile: bool = False
 
     def takes_channels_last(self, model: nn.Module) -> bool:
-        """Whether a model is given its images with the channels last: `auto` is for models with 2-D convolutions."""
+        """Whether a model gets channels-last images; `auto` selects them for models with 2-D convolutions."""
         if self.channels_last == "auto":
             return any(isinstance(module, nn.Conv2d) for module in model.modules())
         return self.channels_last == "on"
 
     def outputs(self, model: nn.Module, features: Tensor, *, channels_last: bool) -> Tensor:
-        """One pass, whose outputs are float32 in any precision."""
+        """One forward pass; outputs are float32 at any precision."""
         if channels_last:
             features = laid_out(features)
         with self.reduced():
             return in_full(model(features))
 
     def reduced(self) -> AbstractContextManager[object]:
-        """The precision of a model's passes, inside the block."""
+        """A context manager: autocast to the configured precision."""
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def repeatable(self) -> AbstractContextManager[None]:
-        """On a GPU: inside the block cuDNN takes algorithms that give the same bits again, and TF32 is as it was said."""
+        """A context manager: on CUDA, deterministic cuDNN algorithms, and TF32 as configured."""
         return _cuda_flags(self.tf32) if self.device.type == "cuda" else nullcontext()
 
     def check_compiler(self) -> None:
-        """Raise ConfigError if `compile` was asked for and torch finds no compiler for this device."""
+        """Raise ConfigError if `compile` is set but torch.compile has no compiler for this device."""
         if not self.compile:
             return
         if self.device.type == "cuda":
             needed, is_there = "Triton", importlib.util.find_spec("triton") is not None
         else:
-            compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch looks for it
+            compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # torch's own default
             needed, is_there = f"the C++ compiler '{compiler}'", shutil.which(compiler) is not None
         if not is_there:
             raise ConfigError(
@@ -73,7 +73,7 @@ class Numerics:
 
 
 def in_full(values: Tensor) -> Tensor:
-    """bf16 as float32; everything else as it is."""
+    """Cast bf16 to float32; return everything else unchanged."""
     return values.float() if values.dtype == torch.bfloat16 else values
 
 
@@ -89,11 +89,12 @@ def _cuda_flags(tf32: bool) -> Iterator[None]:
 
 
 def device_of(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:i` as a device that is there.
+    """`auto`, `cpu`, `cuda` or `cuda:i` as an available device.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the device is not available.
     """
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,8 +1,8 @@
-"""Settings of named parts: what a factory's signature accepts is what the configuration accepts.
+"""Settings of components: a configuration accepts exactly what the signature of a factory accepts.
 
-`complete` checks the given settings against the signature (names, types, bounds written as
-`Annotated[float, Field(gt=0)]`) and adds the defaults, so that a configuration printed back says
-everything.  `build` calls the factory with the checked values.  `sentence` says what is wrong.
+`complete` checks given settings against the signature (names, types, and bounds written as
+`Annotated[float, Field(gt=0)]`) and adds the defaults, so a configuration written back is complete.  `build` calls
+the factory with the checked values.  `sentence` words a validation error.
 """
 
 import difflib
@@ -21,10 +21,10 @@ from fedsign.registry import KINDS, error_in, resolve
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_PREFIX = "setting_"  # a parameter may be called `copy` or `_x`, a field of pydantic's may not
+_PREFIX = "setting_"  # pydantic reserves field names such as `copy` and `_x`; parameters may have them
 _SHOWN_CHARACTERS = 80
 
-# What other libraries call our keys: "Did you mean" looks here too.
+# Names of our keys in other libraries, for "Did you mean".
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "alpha": ("concentration", "dirichlet_alpha"),
     "batch_size": ("batch", "minibatch_size"),
@@ -50,18 +50,18 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 
 
 def refuse_bool(value: Any) -> Any:
-    """Python counts `true` among the integers; a configuration does not."""
+    """Refuse `true` as a number: Python's bool is an int, TOML's is not."""
     if isinstance(value, bool) or (isinstance(value, list | tuple) and any(isinstance(item, bool) for item in value)):
         raise PydanticCustomError("bool_is_no_number", "a number, not true or false")
     return value
 
 
-@lru_cache(maxsize=256)  # an objective and an optimizer are built for every client in every round
+@lru_cache(maxsize=256)  # an objective and an optimizer are built per client and round
 def settings_model(kind: str, name: str, factory: Callable[..., Any]) -> type[BaseModel]:
-    """A pydantic model of a factory's settings, every parameter after the given ones, with their names as aliases.
+    """A pydantic model of a factory's settings: all parameters after the given ones, aliased to their own names.
 
     Raises:
-        ConfigError: the signature cannot be read, or has a type that no setting can have.
+        ConfigError: the signature cannot be read, or a type is not supported.
     """
     try:
         hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
@@ -85,7 +85,7 @@ def settings_model(kind: str, name: str, factory: Callable[..., Any]) -> type[Ba
 
 
 def names_of(kind: str, name: str) -> list[str]:
-    """The names of a part's settings."""
+    """The names of a component's settings."""
     return [*_fields(settings_model(kind, name, resolve(kind, name)))]
 
 
@@ -98,12 +98,12 @@ def complete(
     fixed: Iterable[str] = (),
     elsewhere: Callable[[], Iterable[str]] = lambda: (),
 ) -> dict[str, Any]:
-    """The settings with defaults filled in, ready for TOML (a default that TOML cannot say is left out).
+    """The settings with defaults filled in, ready for TOML (which drops defaults such as None).
 
-    `fixed` are the section's other keys; `elsewhere` gives the paths of the whole tree, for "Did you mean".
+    `fixed` names the other keys of the section; `elsewhere` returns the paths of the whole tree, for "Did you mean".
 
     Raises:
-        ConfigError: an unknown key, a missing one, or a value of the wrong kind.
+        ConfigError: a key is unknown or missing, or a value is invalid.
     """
     for clash in {*fixed} & {*names_of(kind, name)}:
         raise ConfigError(
@@ -119,10 +119,10 @@ def complete(
 
 
 def check(kind: str, name: str) -> None:
-    """Check a part that is given by its name alone and so takes no settings.
+    """Check a component that is given by name alone, and so takes no settings.
 
     Raises:
-        ConfigError: there is none of that name, or it has a parameter without a default.
+        ConfigError: the name is unknown, or a parameter has no default.
     """
     model = settings_model(kind, name, resolve(kind, name))
     for key, field in _fields(model).items():
@@ -134,19 +134,19 @@ def check(kind: str, name: str) -> None:
 
 
 def build(kind: str, name: str, settings: Mapping[str, Any], *given: Any) -> Any:
-    """Call the factory behind `name` with what the program gives and the user's settings, checked.
+    """Call the factory behind `name` with the program's arguments and the validated settings.
 
     Raises:
-        ConfigError: a setting is wrong, or the factory raised.
+        ConfigError: a setting is invalid, or the factory raised.
     """
     return bound(kind, name, settings)(*given)
 
 
 def bound(kind: str, name: str, settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """The factory behind `name` with the user's settings, checked, to be called with what the program gives.
+    """The factory behind `name` with its settings bound; called with the program's arguments.
 
     Raises:
-        ConfigError: a setting is wrong; a call raises it where the factory raises something else.
+        ConfigError: a setting is invalid.  A call raises it for any foreign exception of the factory.
     """
     factory, values = _checked(kind, name, settings, section=kind)
 
@@ -164,14 +164,14 @@ def bound(kind: str, name: str, settings: Mapping[str, Any]) -> Callable[..., An
 def _checked(
     kind: str, name: str, settings: Mapping[str, Any], **where: Any
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """A factory and its settings, checked and completed, under the names of its parameters; see `sentence` for `where`."""
+    """A factory and its validated settings by parameter name; `where` goes to `sentence`."""
     factory = resolve(kind, name)
     model = settings_model(kind, name, factory)
     try:
         checked = model.model_validate(dict(settings))
     except ValidationError as error:
         raise ConfigError(sentence(error, model, given=settings, **where)) from error
-    except Exception as error:  # a bound that does not suit its type, a validator of the user's own
+    except Exception as error:  # a bound that does not fit its type, or a custom validator
         raise error_in(kind, name, error, factory) from error
     named = zip(_fields(model), model.model_fields, strict=True)
     return factory, {key: getattr(checked, field) for key, field in named} | (checked.model_extra or {})
@@ -186,7 +186,7 @@ def sentence(
     fixed: Iterable[str] = (),
     elsewhere: Callable[[], Iterable[str]] = lambda: (),
 ) -> str:
-    """The first problem of a validation as one sentence with the remedy."""
+    """The first problem of a validation, with its remedy, as one sentence."""
     problems = error.errors(include_url=False)
     first = problems[0]
     others = len({_path(problem, given) for problem in problems}) - 1
@@ -226,7 +226,7 @@ def sentence(
 
 
 def suggest(given: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """` Did you mean 'x'?` for a key, by its name or a synonym; from the same table or, less readily, another.
+    """` Did you mean 'x'?`: the closest key or synonym of this table, or a much closer one of another table.
 
     >>> suggest("learning_rte", ["lr", "local_epochs"]), suggest("lr", ["seed"], ["client.lr"])
     (" Did you mean 'lr'?", " Did you mean 'client.lr'?")
@@ -243,7 +243,7 @@ def _likeness(given: str, key: str) -> float:
 
 
 def _settings(kind: str, name: str, parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """The parameters that are settings: those after the ones that the program gives."""
+    """The parameters that are settings: all but the leading `num_given`."""
     num_given = KINDS[kind].num_given
     given = [each for each in parameters if each.kind in _BY_POSITION][:num_given]
     if len(given) < num_given and all(each.kind is not inspect.Parameter.VAR_POSITIONAL for each in parameters):
@@ -260,10 +260,10 @@ def _settings(kind: str, name: str, parameters: list[inspect.Parameter]) -> list
 
 
 def _field(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> tuple[Any, Any]:
-    """A parameter's type and default, as `create_model` takes them."""
+    """A parameter's type and default in the form of `create_model`."""
     hint: Any = hints.get(parameter.name, Any)
     if parameter.default is None:
-        hint = Optional[hint]  # noqa: UP045 - `|` does not work for every hint
+        hint = Optional[hint]  # noqa: UP045 - `|` fails on hints that are strings
     leaves = _leaves(hint)
     if leaves & {int, float} and not leaves & {bool, Any, object}:
         hint = Annotated[hint, BeforeValidator(refuse_bool)]
@@ -272,7 +272,7 @@ def _field(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> tuple[Any,
 
 
 def _leaves(hint: Any) -> set[Any]:
-    """The types in a hint, without containers and constraints."""
+    """All types in a hint, without containers and constraints."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _leaves(inner[0])
@@ -286,12 +286,12 @@ def _leaves(hint: Any) -> set[Any]:
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The keys of a table, as a configuration names them."""
+    """The fields of a table by the keys that a configuration uses."""
     return {field.alias or key: field for key, field in model.model_fields.items()}
 
 
 def _said(value: Any) -> Any:
-    """A value as TOML says it, or None."""
+    """A value as TOML stores it; None if TOML cannot."""
     try:
         said = to_jsonable_python(value)
     except PydanticSerializationError:
@@ -314,7 +314,7 @@ def _is_toml(value: Any) -> bool:
 
 
 def _path(problem: ErrorDetails, given: Any) -> str:
-    """Where a problem lies, such as `model.hidden[0]`; pydantic's names of union members are left out."""
+    """The path to a problem, such as `model.hidden[0]`, without pydantic's names of union members."""
     path = ""
     for step in problem["loc"]:
         if isinstance(given, Mapping) and step in given:
@@ -324,13 +324,13 @@ def _path(problem: ErrorDetails, given: Any) -> str:
         elif path and (problem["type"] != "missing" or isinstance(step, int)):
             break
         elif not path:
-            step = str(step).removeprefix(_PREFIX)  # of a default, which has no alias
+            step = str(step).removeprefix(_PREFIX)  # errors in defaults use the field name, not the alias
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
     return path
 
 
 def _table_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The table that a path leads to; None where it leads to a value."""
+    """The table at a path; None if the path leads to a value."""
     for step in loc:
         field = _fields(model).get(str(step))
         if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
@@ -340,7 +340,7 @@ def _table_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
 
 
 def _expected(problem: ErrorDetails, default: Any) -> str:
-    """Pydantic's words in ours."""
+    """Pydantic's description of the expected value, in plain words."""
     message, kind = problem["msg"], problem["type"]
     context = problem.get("ctx", {})
     match kind:
@@ -366,7 +366,7 @@ def _expected(problem: ErrorDetails, default: Any) -> str:
 
 
 def _remedy(settable: str, problem: ErrorDetails, default: Any) -> str:
-    """What to type; a list needs quotes, or the shell takes those inside away."""
+    """The command-line option to type; lists are quoted against the shell."""
     if problem["type"] in ("tuple_type", "list_type"):
         return f"--set '{settable}={_example(default)}'"
     return f"--set {settable}=VALUE"
@@ -378,6 +378,6 @@ def _example(default: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in an error, at a length that can be read."""
+    """A value as error messages show it, truncated."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."

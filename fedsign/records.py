@@ -1,11 +1,10 @@
-"""What travels between server and clients, as frozen values; free of any transport.
+"""Requests and replies between server and clients: frozen values, independent of any transport.
 
-[Note: versions of client state] A client may keep state between rounds (FedDyn's h_k).  A *version* is
-the round that produced it; 0 is the initial state.  For every partition the server knows the version of
-the last reply that it accepted (`TrainRequest.state_version`), and which versions it could ask for after
-being killed and resumed from one of its checkpoints (`needed_versions`, the present one included).  A
-client starts from exactly the version asked for: a newer one belongs to a reply that was lost, or to a
-round that a killed server plays again, and does not count.
+[Note: versions of client state] A client may keep state between rounds (FedDyn's h_k).  A *version* is the round that
+produced it; 0 is the initial state.  For every partition the server records the version of the last reply it accepted
+(`TrainRequest.state_version`).  It also lists the versions that it may ask for after a crash and resume from one of
+its checkpoints (`needed_versions`, the current one included).  A client starts from exactly the requested version.  A
+newer state is ignored: its reply was lost, or a resumed server replays that round.
 """
 
 import traceback
@@ -21,19 +20,19 @@ from fedsign.errors import ReplyError
 Tensors = dict[str, Tensor]
 OtherT = TypeVar("OtherT")
 
-LATE = "no reply within server.round_timeout_s"  # a failure's reason, the same on every engine
+LATE = "no reply within server.round_timeout_s"  # reason of a failure, the same on every engine
 
 
 class Role(StrEnum):
     """How the server treats a tensor of the model."""
 
-    PARAMETER = "parameter"  # trained; averaged, regularized, moved by the server's rule
-    BUFFER = "buffer"  # not trained, such as BatchNorm's statistics; averaged, integers kept
+    PARAMETER = "parameter"  # trained, averaged, regularized, updated by the server's rule
+    BUFFER = "buffer"  # not trained, such as BatchNorm statistics; averaged, but integers are copied
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveSpec:
-    """The local loss to minimize: a name of the registry or "module:Name", and its settings."""
+    """The local loss: a registered objective or "module:Name", and its settings."""
 
     name: str = "plain"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -41,9 +40,9 @@ class ObjectiveSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainRequest:
-    """The server asks one client to train from `tensors`, the served model; `shared` is what comes besides.
+    """Asks one client to train from `tensors`, the global model; `shared` holds the auxiliary tensors.
 
-    `digests`, if there are any, name all tensors of the model: those that `tensors` lacks the client has kept.
+    If `digests` is not empty, it names all tensors of the model: the client has cached those missing in `tensors`.
     """
 
     round: int
@@ -60,8 +59,8 @@ class TrainRequest:
 class TrainReply:
     """A client's trained model; `metrics` are plain numbers.
 
-    `has_state`: a state of this round's version now lies on the client's disk.  `extra`: what the objective
-    sends besides the model, tensors named and shaped like parameters.
+    `has_state`: the client's disk now holds a state of this round's version.  `extra`: auxiliary tensors of the
+    objective, with names and shapes of parameters.
     """
 
     round: int
@@ -76,7 +75,7 @@ class TrainReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CohortRequest:
-    """What the server asks of a round's clients; a `TrainRequest` for each of them says the same."""
+    """Asks a whole cohort to train; equivalent to one `TrainRequest` per client."""
 
     round: int
     cohort: Sequence[int]  # partitions
@@ -87,7 +86,7 @@ class CohortRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyStack:
-    """The replies of K clients of one round as one value: tensors [K, ...], and lists of K."""
+    """Replies of K clients of one round, batched: tensors [K, ...], and lists of length K."""
 
     round: int
     partitions: Sequence[int]
@@ -102,7 +101,7 @@ class ReplyStack:
         return len(self.partitions)
 
     def replies(self) -> list[TrainReply]:
-        """Each client's own; the tensors share memory with the stack."""
+        """One reply per client; tensors are views into the batch."""
         tensors, extra = _unbound(self.tensors, len(self)), _unbound(self.extra, len(self))
         return [
             TrainReply(
@@ -119,7 +118,7 @@ class ReplyStack:
         ]
 
     def without(self, places: Collection[int]) -> "ReplyStack":
-        """The other clients' replies."""
+        """The replies without the clients at these positions."""
         kept = [place for place in range(len(self)) if place not in places]
         return replace(
             self,
@@ -136,7 +135,7 @@ Reply = TrainReply | ReplyStack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluateRequest:
-    """The server asks a site to test a model on samples of its own."""
+    """Asks a site to evaluate a model on its own samples."""
 
     round: int
     partition: int
@@ -145,7 +144,7 @@ class EvaluateRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluateReply:
-    """A site's figures: the loss and the metrics, of validation samples under `validation_...`."""
+    """A site's loss and metrics; those of its validation samples are named `validation_...`."""
 
     round: int
     partition: int
@@ -158,7 +157,7 @@ class EvaluateReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A client that gave no usable reply in a round, and why (one sentence; details may be long)."""
+    """A client without a usable reply in a round: the reason in one sentence, and optional details."""
 
     partition: int
     reason: str
@@ -166,7 +165,7 @@ class Failure:
 
 
 def one_by_one(results: Iterable[TrainReply | ReplyStack | OtherT]) -> Iterator[TrainReply | OtherT]:
-    """The same results, every client's by itself."""
+    """Unbatch: one result per client."""
     for result in results:
         if isinstance(result, ReplyStack):
             yield from result.replies()
@@ -175,7 +174,7 @@ def one_by_one(results: Iterable[TrainReply | ReplyStack | OtherT]) -> Iterator[
 
 
 def failure_of(partition: int, error: Exception) -> Failure:
-    """A client's exception as a failure: one line, and the traceback unless the line says it all."""
+    """A client's exception as a failure: one line, plus the traceback unless the line is enough."""
     is_refused = isinstance(error, ReplyError)
     reason = " ".join(str(error).split() if is_refused else f"{type(error).__name__}: {error}".split())
     details = "" if is_refused and error.__cause__ is None else "".join(traceback.format_exception(error))
@@ -183,7 +182,7 @@ def failure_of(partition: int, error: Exception) -> Failure:
 
 
 def printable(text: str, *, limit: int = 300) -> str:
-    """A stranger's words on one line, cut, and without what a terminal would obey."""
+    """Untrusted text on one line, truncated, without control characters that a terminal would interpret."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: limit + 1])
     return line if len(line) <= limit else f"{line[:limit]}..."
 
@@ -194,11 +193,11 @@ def _unbound(stack: Tensors, num: int) -> list[Tensors]:
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
-    """The role of every tensor of a model's state_dict, in its order."""
+    """The role of every tensor of the model, in `state_dict` order."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return {name: Role.PARAMETER if name in parameters else Role.BUFFER for name in model.state_dict()}
 
 
 def tensors_of(model: nn.Module) -> Tensors:
-    """A copy of a model's tensors, detached."""
+    """A detached copy of a model's tensors."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

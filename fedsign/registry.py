@@ -1,12 +1,11 @@
-"""Names -> factories, and "package.module:Name" wherever a name is taken.
+"""The registry: names of components and their factories; every name may also be "package.module:Name".
 
-One table per kind.  A new row is one new file and one line here, or in the capability that it belongs to
-(`fedsign.capabilities`); the contract tests pick it up.  Targets
-are strings so that `fedsign list` and `fedsign --help` import nothing heavy, and so that this package
-does not import the packages above it.
+One table per kind.  A new component is one new file and one row here, or in the table of its capability
+(`fedsign.capabilities`); the contract tests pick it up.  Targets are strings: `fedsign list` and `fedsign --help`
+import nothing heavy, and this package does not import the packages above it.
 
-A factory's leading parameters are what the program hands in (`Kind.num_given` of them); all others are
-its settings: their names, types and defaults are what the configuration accepts (see `fedsign.plugins`).
+The first `Kind.num_given` parameters of a factory are passed by the program.  All others are its settings: names,
+types and defaults define what the configuration accepts (`fedsign.plugins`).
 """
 
 import difflib
@@ -27,8 +26,8 @@ from fedsign.companions import NAMES, HiddenModuleError
 from fedsign.errors import ConfigError, FedSignError
 
 PACKAGES = ("fedsign", *NAMES)
-_LONGEST = 300  # characters of a foreign exception's message
-# Modules that configurations of 0.1 may name; each old name is read, with a warning, for one release.
+_LONGEST = 300  # characters of a foreign exception's message that are shown
+# Old module names in configurations of 0.1: accepted with a warning for one release.
 _MOVED = {old: new for each in CAPABILITIES.values() for old, new in each.moved.items()}
 
 
@@ -187,7 +186,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-for _capability in CAPABILITIES.values():  # the kinds that are theirs alone, then rows of any kind
+for _capability in CAPABILITIES.values():  # new kinds first, since any capability may add rows to them
     KINDS |= _capability.kinds
 for _capability in CAPABILITIES.values():
     for _kind, _rows in _capability.rows.items():
@@ -195,7 +194,7 @@ for _capability in CAPABILITIES.values():
 
 
 def nearest(given: str, candidates: Iterable[str]) -> str:
-    """` Did you mean 'x'?`, or nothing when no candidate is close.
+    """` Did you mean 'x'?`, or nothing if no candidate is close.
 
     >>> nearest("fedsing", ["fedavg", "fedsign"])
     " Did you mean 'fedsign'?"
@@ -205,7 +204,7 @@ def nearest(given: str, candidates: Iterable[str]) -> str:
 
 
 def one_of(given: str, names: Iterable[str]) -> str:
-    """What could have been meant, without the period at the end.
+    """The nearest name and the list of all names, to complete an error message (no final period).
 
     >>> one_of("fedsing", ["fedavg", "fedsign"])
     " Did you mean 'fedsign'? Expected is one of fedavg, fedsign"
@@ -218,7 +217,7 @@ def target_of(kind: str, name: str) -> str:
     """The "module:Name" behind a name.
 
     Raises:
-        ConfigError: the name is neither in the table nor of the form "module:Name".
+        ConfigError: the name is neither registered nor of the form "module:Name".
     """
     table = KINDS[kind].table
     if name in table:
@@ -236,10 +235,10 @@ def target_of(kind: str, name: str) -> str:
 
 
 def resolve(kind: str, name: str) -> Callable[..., Any]:
-    """The factory behind a name; a user's own module is looked for in the current folder too.
+    """The factory behind a name; a user's own module may also lie in the current folder.
 
     Raises:
-        ConfigError: it is not there, its module cannot be imported, or it is nothing that can be called.
+        ConfigError: the module cannot be imported, or the object is missing or not callable.
     """
     module_name, _, attribute = target_of(kind, name).partition(":")
     module = _module(kind, name, module_name)
@@ -257,7 +256,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
 
 
 def error_in(kind: str, name: str, error: BaseException, factory: Callable[..., Any] | None = None) -> ConfigError:
-    """An exception out of the user's own code as one sentence that says where it was raised."""
+    """An exception in user code as a ConfigError: one sentence that says where it was raised."""
     what = error.msg if isinstance(error, SyntaxError) else str(error)
     what = next(iter(what.strip().splitlines()), "")
     place = _place_of(error) or (_source_of(factory) if factory is not None else "")
@@ -267,7 +266,7 @@ def error_in(kind: str, name: str, error: BaseException, factory: Callable[..., 
 
 
 def _module(kind: str, name: str, module_name: str) -> ModuleType:
-    """Import a module; whatever goes wrong in it is a sentence."""
+    """Import a module; any failure becomes a ConfigError."""
     if module_name in _MOVED:
         moved_to = _MOVED[module_name]
         logging.getLogger("fedsign").warning(
@@ -282,7 +281,7 @@ def _module(kind: str, name: str, module_name: str) -> ModuleType:
         raise ConfigError(f"{kind} '{name}': {error}") from error
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise error_in(kind, name, error) from error  # the module is there, but one that it imports is not
+            raise error_in(kind, name, error) from error  # the module exists, but one of its own imports does not
         raise ConfigError(
             f"{kind} '{name}': there is no module '{module_name}' in {Path.cwd()} or among the installed "
             f"packages; start from the folder that holds it.{_shadowed(module_name)}"
@@ -299,7 +298,7 @@ def _import(module_name: str) -> ModuleType:
 
 
 def _shadowed(module_name: str) -> str:
-    """A hint where a file or folder of the user's is hidden by another module of the same name."""
+    """A hint if another module of the same name hides the user's file or folder."""
     package = module_name.partition(".")[0]
     module = sys.modules.get(package)
     if module is None:
@@ -315,7 +314,7 @@ def _shadowed(module_name: str) -> str:
 
 
 def _place_of(error: BaseException) -> str:
-    """The innermost line of the user's own code that an exception went through, or nothing."""
+    """The innermost line of user code in the traceback, or nothing."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -323,7 +322,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _is_own(filename: str) -> bool:
-    """Whether a source file is neither the library's, nor an installed package's, nor ours."""
+    """Whether a file is user code: not the standard library, not an installed package, not FedSign."""
     path, here = Path(filename).resolve(), Path(__file__).resolve().parent.parent
     folders = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [here / package for package in PACKAGES]
@@ -331,6 +330,6 @@ def _is_own(filename: str) -> bool:
 
 
 def _source_of(factory: Callable[..., Any]) -> str:
-    """Where a factory is defined, as far as that is known."""
+    """Where a factory is defined, if known."""
     code = getattr(factory.__init__ if inspect.isclass(factory) else factory, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else ""

@@ -1,7 +1,7 @@
-"""Compatibility rules as data: which combinations of settings are refused.
+"""Rules, as data: which combinations of settings are refused.
 
-A rule states when it applies, what is wrong, and the remedy.  Its texts are templates over the subject's attributes
-and over `found`, the result of `when`:
+A rule holds a condition, a sentence that says what is wrong, and a remedy.  Its texts are templates over the
+subject's attributes and `found`, which is what `when` returned:
 
 >>> import types
 >>> rule = Rule(lambda its: its.ranks % its.groups, "ranks={ranks} leaves a remainder of {found}", "choose a divisor")
@@ -22,9 +22,9 @@ SubjectT = TypeVar("SubjectT")
 
 @dataclass(frozen=True)  # no slots: they forbid `Rule[Experiment](...)`
 class Rule(Generic[SubjectT]):
-    """A refused combination."""
+    """One refused combination."""
 
-    when: Callable[[SubjectT], object]  # truthy if the combination is refused
+    when: Callable[[SubjectT], object]  # truthy if the combination is refused; available as {found}
     sentence: str
     remedy: str = ""
 
@@ -41,31 +41,31 @@ class Rule(Generic[SubjectT]):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Generic[SubjectT]):
-    """An option that an experiment may choose, with the rules against combining it."""
+    """An option of an experiment, and the rules that apply once it is chosen."""
 
     made: Callable[[SubjectT], object]
-    rules: tuple[Rule[SubjectT], ...] | str  # or "module:NAME", imported only if the choice is made
-    given: str = ""  # beginning of every sentence
-    remedy: str = ""  # end of every sentence
+    rules: tuple[Rule[SubjectT], ...] | str  # or "module:NAME", imported when the choice is made
+    given: str = ""  # prefix of each message
+    remedy: str = ""  # suffix of each message
 
     def refusal(self, subject: SubjectT) -> str:
-        """The sentence of the first broken rule; empty if the choice is not made or is allowed."""
+        """The message of the first broken rule; empty if the option is not chosen, or allowed."""
         why = self.why_not(subject) if self.made(subject) else ""
         return why and "; ".join(filter(None, (f"{_filled(self.given, subject, None)} {why}".lstrip(), self.remedy)))
 
     def why_not(self, subject: SubjectT) -> str:
-        """The first reason against the choice, as part of a sentence; empty if there is none."""
+        """Why the option is not allowed, as the middle of a sentence; empty if it is."""
         return next(filter(None, (rule.refusal(subject) for rule in self.all_rules)), "")
 
     @property
     def all_rules(self) -> tuple[Rule[SubjectT], ...]:
-        """The rules, imported if necessary."""
+        """The rules, imported on first use."""
         rules: tuple[Rule[SubjectT], ...] = load(self.rules) if isinstance(self.rules, str) else self.rules
         return rules
 
 
 def check(rules: Iterable[Rule[SubjectT] | Choice[SubjectT]], subject: SubjectT) -> None:
-    """Raises: ConfigError: a rule or choice refuses the subject."""
+    """Raise ConfigError with the first refusal, if any."""
     for rule in rules:
         if refusal := rule.refusal(subject):
             raise ConfigError(f"{refusal}.")
@@ -73,7 +73,7 @@ def check(rules: Iterable[Rule[SubjectT] | Choice[SubjectT]], subject: SubjectT)
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """The names available in a template."""
+    """The fields of a template."""
 
     subject: Any
     found: object

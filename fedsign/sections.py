@@ -1,7 +1,7 @@
-"""The tables of the core's configuration: what each section holds, its defaults, and what no value of it may be.
+"""The core's configuration tables: keys, defaults, and checks of each.
 
-A `Part` names a factory, whose signature says what further keys its table takes (`fedsign.plugins`); a `Section` has fixed keys.
-Capabilities add tables of their own, and keys to the core's tables (`composed`).
+A `Part` names a component, whose factory defines the further keys of its table (`fedsign.plugins`); a `Section` has
+fixed keys.  Capabilities add tables of their own, and keys to the core's tables (`composed`).
 """
 
 import re
@@ -18,7 +18,7 @@ from fedsign import plugins
 from fedsign.errors import ConfigError
 from fedsign.rules import Rule
 
-MAX_INT = 2**31 - 1  # a seed's words have 32 bits, Flower's records carry integers of 64 bits with a sign
+MAX_INT = 2**31 - 1  # a seed is one 32-bit word of entropy; Flower's records hold signed 64-bit integers
 MAX_THREADS = 4096
 _NOT_BOOL = BeforeValidator(plugins.refuse_bool)
 
@@ -43,13 +43,12 @@ FileName = Annotated[str, AfterValidator(_file_name)]
 
 
 class Table(BaseModel):
-    """A table of the configuration, or keys that a capability adds to one of the core's."""
+    """A table of the configuration, or keys that a capability adds to a table of the core."""
 
-    rules: ClassVar[tuple[Rule[Any], ...]] = ()  # configurations with which this table does not go
-    no_result: ClassVar[frozenset[str]] = frozenset()  # keys on which no result depends
-    neutral: ClassVar[
-        Mapping[str, Any]
-    ] = {}  # keys that came later: at this value an experiment keeps its earlier hash
+    rules: ClassVar[tuple[Rule[Any], ...]] = ()  # refused configurations
+    no_result: ClassVar[frozenset[str]] = frozenset()  # keys that cannot change a result
+    # keys of later versions -> the value at which the hash of an older experiment stays valid
+    neutral: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def of(cls, config: "Table") -> Self:
@@ -58,7 +57,7 @@ class Table(BaseModel):
         return found
 
     def check(self) -> None:
-        """Raise ConfigError for values that contradict each other."""
+        """Raise ConfigError if values contradict each other."""
 
 
 class Section(Table):
@@ -71,7 +70,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 class Part(Table):
-    """A table whose further keys are the settings of the part that `name` names."""
+    """A table whose `name` selects a component; its further keys are the component's settings."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     kind: ClassVar[str]
@@ -79,12 +78,12 @@ class Part(Table):
 
     @property
     def is_chosen(self) -> bool:
-        """Whether another part is named than the default."""
+        """Whether `name` differs from the default."""
         return bool(self.name != type(self).model_fields["name"].default)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the factory takes, without the keys that every such section has."""
+        """The component's settings, without the keys of the section itself."""
         return dict(self.model_extra or {})
 
     @model_validator(mode="before")
@@ -95,7 +94,7 @@ class Part(Table):
         return data
 
     def completed(self, section: str, *, elsewhere: Callable[[], Iterable[str]]) -> Self:
-        """The same part with every default written out, or ConfigError."""
+        """A copy with every default written out; raises ConfigError for invalid settings."""
         fixed = {key: getattr(self, key) for key in type(self).model_fields}
         settings = plugins.complete(
             self.kind, self.name, self.settings, section=section, fixed=fixed, elsewhere=elsewhere
@@ -103,23 +102,23 @@ class Part(Table):
         return type(self)(**fixed, **settings)
 
     def build(self, *given: Any) -> Any:
-        """Call the factory with what the program gives it."""
+        """Call the factory with the program's arguments."""
         return plugins.build(self.kind, self.name, self.settings, *given)
 
 
 class DataPart(Part):
-    """Which data set, how it is scaled and varied, and how much of its training samples is kept for validation."""
+    """The data set, its normalization and augmentation, and the fraction held out for validation."""
 
     kind = "dataset"
     name: str = "digits"
     normalise: Literal["default", "none", "per_channel", "unit", "constants"] = "default"
-    mean: tuple[float, ...] = ()  # of the channels, for normalise = "constants"
+    mean: tuple[float, ...] = ()  # per channel, for normalise = "constants"
     std: tuple[Annotated[float, Field(gt=0)], ...] = ()
     augment: Literal["none", "flip", "crop_flip"] = "none"
     validation_fraction: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
 
     def check(self) -> None:
-        """Constants for every channel, where they are the scale."""
+        """`mean` and `std` belong to normalise = "constants"."""
         if (self.normalise == "constants") != bool(self.mean) or len(self.mean) != len(self.std):
             raise ConfigError(
                 f"data.normalise={self.normalise} was given with {len(self.mean)} numbers in data.mean and "
@@ -142,11 +141,11 @@ class ModelPart(Part):
     kind = "model"
     neutral: ClassVar[Mapping[str, Any]] = {"init_scale": 1.0}
     name: str = "mlp"
-    start: str = ""  # a file of initial weights, such as another run's model.safetensors; none: drawn by the seed
-    init_scale: PositiveReal = 1.0  # multiplies the drawn weights; biases and norms, of one dimension, stay
+    start: str = ""  # file of initial weights, such as model.safetensors of another run; empty: random
+    init_scale: PositiveReal = 1.0  # factor on the random weights; biases and norms (1-D) keep theirs
 
     def check(self) -> None:
-        """Only drawn weights are scaled."""
+        """`init_scale` applies to random weights only."""
         if self.start and self.init_scale != 1:
             raise ConfigError(
                 f"model.init_scale={self.init_scale} was given with model.start={self.start}, but scales drawn "
@@ -155,13 +154,13 @@ class ModelPart(Part):
 
 
 class OptimizerPart(Part):
-    """The clients' optimizer; its state is fresh in every round."""
+    """The clients' optimizer; its state is reset every round."""
 
     kind = "optimizer"
     name: str = "sgd"
 
     def check(self) -> None:
-        """As `torch.optim.SGD` has it."""
+        """Nesterov requires momentum, as in `torch.optim.SGD`."""
         if self.settings.get("nesterov") is True and self.settings.get("momentum") == 0:
             raise ConfigError(
                 "client.optimizer.nesterov=true was given with client.optimizer.momentum=0, but needs a momentum "
@@ -170,15 +169,15 @@ class OptimizerPart(Part):
 
 
 class SchedulePart(Part):
-    """How the clients' learning rate changes, from round to round or from one local step to the next."""
+    """The schedule of the clients' learning rate, per round or per local step."""
 
     kind = "schedule"
     name: str = "constant"
-    per: Literal["round", "step"] = "round"  # what the schedule counts; steps are counted over all rounds
+    per: Literal["round", "step"] = "round"  # unit of the schedule; steps accumulate over rounds
 
 
 class ServerOptimizerPart(Part):
-    """How the server steps toward the strategy's target; `none` goes there."""
+    """The server optimizer: how to step toward the strategy's proposal; `none` adopts the proposal."""
 
     kind = "server_optimizer"
     name: str = "none"
@@ -192,9 +191,9 @@ class StrategyPart(Part):
 
 
 class EnginePart(Part):
-    """Where clients run, and how numbers are computed there (`fedsign.numerics`).
+    """Where clients run, and the numerics there (`fedsign.numerics`).
 
-    `threads` is part of the experiment like the precision: the order of a sum depends on it.
+    `threads` is part of the experiment, like the precision: it changes the order of summation.
     """
 
     kind = "engine"
@@ -203,13 +202,13 @@ class EnginePart(Part):
     threads: Threads = 1
     device: str = "cpu"
     precision: Literal["float32", "bf16"] = "float32"
-    channels_last: Literal["auto", "on", "off"] = "auto"  # how images lie in memory; auto: for 2-D convolutions
-    tf32: bool = False  # on CUDA, products of float32 with fewer bits
-    compile: bool = False  # the model's passes in training, by torch.compile
+    channels_last: Literal["auto", "on", "off"] = "auto"  # memory format of images; auto: for 2-D convolutions
+    tf32: bool = False  # TF32 for float32 matrix products on CUDA
+    compile: bool = False  # torch.compile for the model in training
 
 
 class ClientSection(Section):
-    """A client's local training, of so many epochs or, if `local_steps` is above 0, so many steps."""
+    """A client's local training: `local_epochs` epochs or, if `local_steps` is above 0, that many steps."""
 
     neutral: ClassVar[Mapping[str, Any]] = {"temperature": 1.0}
     local_epochs: NonNegative = 5
@@ -217,25 +216,25 @@ class ClientSection(Section):
     batch_size: Positive = 16
     lr: PositiveReal = 0.05
     weight_decay: NonNegativeReal = 0.0
-    clip_norm: NonNegativeReal = 0.0  # of the gradient of all parameters, penalties included; 0: no clipping
+    clip_norm: NonNegativeReal = 0.0  # of the whole gradient, penalties included; 0: no clipping
     label_smoothing: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
     temperature: PositiveReal = 1.0  # divides the logits in the training loss
-    micro_batch: NonNegative = 0  # so many samples of a batch are computed at once, their gradients added up; 0: all
-    path: Literal["auto", "sequential"] = "sequential"  # one client after another; auto: the fastest that suits
-    state_cache_mib: NonNegativeReal = 256.0  # memory for clients' states, in process; the rest lies on disk
+    micro_batch: NonNegative = 0  # samples per pass, gradients accumulate over a batch; 0: the whole batch
+    path: Literal["auto", "sequential"] = "sequential"  # one client after another; auto: the fastest that applies
+    state_cache_mib: NonNegativeReal = 256.0  # memory for client states, in process; the rest goes to disk
     optimizer: OptimizerPart = OptimizerPart()
     schedule: SchedulePart = SchedulePart()
 
     @model_validator(mode="before")
     @classmethod
     def _steps_instead_of_epochs(cls, data: Any) -> Any:
-        """`local_steps` alone is enough: the default number of epochs makes way for it."""
+        """`local_steps` alone suffices: it replaces the default number of epochs."""
         if isinstance(data, dict) and data.get("local_steps") and "local_epochs" not in data:
             return {**data, "local_epochs": 0}
         return data
 
     def check(self) -> None:
-        """Epochs or steps."""
+        """Exactly one of epochs and steps is set."""
         if bool(self.local_epochs) == bool(self.local_steps):
             raise ConfigError(
                 f"client.local_epochs={self.local_epochs} and client.local_steps={self.local_steps} were given; "
@@ -249,17 +248,17 @@ class ServerSection(Section):
     no_result = frozenset({"max_examples"})
 
     cohort_size: Positive = 10
-    # 0.3: asks 30 % more clients, and the round ends with the first cohort_size replies
+    # 0.3: sample 30 % more clients and end the round with the first cohort_size replies
     over_sampling: NonNegativeReal = 0.0
     min_replies: Positive = 1
     round_timeout_s: Seconds = 3600.0
-    max_examples: Positive = 1_000_000  # that a reply may count, of a site whose data lie elsewhere
-    evaluation: Literal["auto", "server", "clients"] = "auto"  # whose test samples; auto: the server's, if it has some
-    evaluate_clients: NonNegative = 0  # how many clients evaluate in a round, where they do; 0: all
+    max_examples: Positive = 1_000_000  # limit on a reply's num_examples, where the server cannot count them
+    evaluation: Literal["auto", "server", "clients"] = "auto"  # where test samples lie; auto: the server, if it has any
+    evaluate_clients: NonNegative = 0  # clients that evaluate per round, if clients evaluate; 0: all
     optimizer: ServerOptimizerPart = ServerOptimizerPart()
 
     def check(self) -> None:
-        """A round can end."""
+        """A cohort can reach `min_replies`."""
         if self.min_replies > self.cohort_size:
             raise ConfigError(
                 f"server.min_replies={self.min_replies} exceeds server.cohort_size={self.cohort_size}: no round "
@@ -268,7 +267,7 @@ class ServerSection(Section):
 
 
 class ResultsSection(Section):
-    """Where a run is written, and how often it can be resumed from."""
+    """Where runs are written, and how often they are checkpointed."""
 
     root: str = "runs"
     checkpoint_every: Positive = 5
@@ -276,7 +275,7 @@ class ResultsSection(Section):
 
 
 def composed(table: type[SectionT], added: Iterable[tuple[str, type[Table]]]) -> type[SectionT]:
-    """A table with what capabilities add: a path and the new table there, or further keys of the table that is there."""
+    """A table extended by capabilities: each pair adds a new table at a path, or keys to the table already there."""
     fields: dict[str, Any] = {}
     bases: list[type[Table]] = [table]
     inner: dict[str, list[tuple[str, type[Table]]]] = defaultdict(list)
@@ -298,7 +297,7 @@ def composed(table: type[SectionT], added: Iterable[tuple[str, type[Table]]]) ->
 
 
 def tables(table: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[Table]]]:
-    """The tables in a table, at any depth, by their paths."""
+    """All nested tables with their paths."""
     for key, field in table.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
             yield path + key, field.annotation

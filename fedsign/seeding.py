@@ -1,8 +1,7 @@
 """Every random stream of an experiment, derived from one seed.
 
-A stream belongs to (seed, purpose, round, partition): two engines, or two workers, that train the same
-client in the same round draw the same numbers, whatever else they did before.  No global generator is
-read or advanced.
+A stream belongs to (seed, purpose, round, partition).  Any two engines or workers that train the same client in the
+same round draw the same numbers, whatever they did before.  Global generators are neither read nor advanced.
 """
 
 import hashlib
@@ -29,25 +28,25 @@ class Purpose(IntEnum):
     BATCHES = 5  # order of a client's samples
     TRAINING = 6  # dropout and the like inside a client
     FOREIGN = 7  # the global generators that foreign strategies use
-    DATA = 8  # samples of synthetic datasets
+    DATA = 8  # samples of synthetic data sets
     VALIDATION = 9  # which training samples are held out for validation
-    ANALYSIS = 10  # noise around a model, and which samples are looked at
+    ANALYSIS = 10  # noise around a model, and the samples of an analysis
     FAULTS = 11  # which clients fail on purpose
     ATTACK = 12  # which clients are malicious
     EVALUATION = 20  # which sites evaluate in a round
-    SUBSTITUTES = 21  # which clients are asked in the place of absent ones
+    SUBSTITUTES = 21  # which clients replace absent ones
     LAYERS = 30  # which blocks of a model are trained in a period
     CONDENSATION = 42  # networks, batches and directions of a meta step; round: the step
-    CONDENSED = 41  # networks that judge condensed images; round: which of them
-    LEARNING = 43  # directions along which settings are learnt; round: the step
-    SEARCH = 45  # the settings that a search tries
-    SIGNS = 46  # signs that stand in for the received model's
-    ADAPTERS = 32  # the start of what an optimizer puts into a model
-    MASKS = 40  # which weights of a sparse tensor there are
+    CONDENSED = 41  # networks that evaluate condensed images; round: index of the network
+    LEARNING = 43  # directions of hypergradients; round: the step
+    SEARCH = 45  # trials of a hyperparameter search
+    SIGNS = 46  # random signs in place of the received model's
+    ADAPTERS = 32  # initial adapters
+    MASKS = 40  # positions of nonzero weights in a sparse tensor
 
 
 def _sequence(seed: int, purpose: Purpose, round: int, partition: int) -> np.random.SeedSequence:
-    """Numbers below 2^32 are one word of entropy each, so that an array of words is the same seed, in half the time."""
+    # A uint32 array takes half the time of a list and gives the same seed, as each number is one word of entropy.
     numbers = [seed, int(purpose), round, partition]
     return np.random.SeedSequence(numbers if max(numbers) >= 2**32 else np.array(numbers, dtype=np.uint32))
 
@@ -63,7 +62,7 @@ def generator(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0
 
 
 def named_generator(seed: int, purpose: Purpose, name: str) -> np.random.Generator:
-    """A NumPy generator for one purpose and something with a name, such as a tensor.
+    """A NumPy generator for one purpose and a name, such as that of a tensor.
 
     >>> named_generator(0, Purpose.MASKS, "a").integers(1000) == named_generator(0, Purpose.MASKS, "b").integers(1000)
     np.False_
@@ -72,10 +71,10 @@ def named_generator(seed: int, purpose: Purpose, name: str) -> np.random.Generat
 
 
 def named_words(seed: int, purpose: Purpose, name: str, *, num: int) -> NDArray[np.uint32]:
-    """So many uniform words of 32 bits for something with a name, the same under every version of NumPy.
+    """`num` uniform 32-bit words for a name, the same under every version of NumPy.
 
-    NumPy guarantees PCG64's integers for a seed, and not what a Generator makes of them.  The numbers that `named_generator` draws
-    with `random(num, dtype=np.float32)` are the upper 24 bits of these words, as NumPy has it today.
+    NumPy guarantees PCG64's raw output for a seed, but not what a Generator derives from it.  Today,
+    `named_generator(...).random(num, dtype=np.float32)` uses the upper 24 bits of these words.
 
     >>> words = named_words(0, Purpose.MASKS, "a", num=3)
     >>> (words >> 8) / 2**24 == named_generator(0, Purpose.MASKS, "a").random(3, dtype=np.float32)
@@ -91,9 +90,9 @@ def _named_sequence(seed: int, purpose: Purpose, name: str) -> np.random.SeedSeq
 
 
 def child(rng: np.random.Generator, index: int) -> np.random.Generator:
-    """The stream number `index` below a generator's, whatever either of them has drawn.
+    """Child stream number `index` of a generator, independent of what either has drawn.
 
-    NumPy's own kind of children, by number instead of in turn: what `rng.spawn` gives a fresh generator.
+    Equals `rng.spawn` of a fresh generator, but by index and without counting up the parent.
 
     >>> child(np.random.default_rng(0), 2).integers(1000) == np.random.default_rng(0).spawn(3)[2].integers(1000)
     np.True_
@@ -109,19 +108,19 @@ def integer(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) 
 
 
 def torch_stream(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> AbstractContextManager[None]:
-    """Seed torch's generators inside the block and give them back as they were.
+    """A context manager: seed torch's global generators, and restore their state on exit.
 
-    torch's initializers and dropout know only the global generator, so it is lent, not used.
+    torch's initializers and dropout only know the global generator.
     """
     return torch_seeded(integer(seed, purpose, round=round, partition=partition))
 
 
 @contextmanager
 def torch_seeded(stream: int, *, device: "torch.device | None" = None) -> Iterator[None]:
-    """`torch_stream` with an `integer` that is there already, on the CPU and on a device."""
+    """`torch_stream` for a given `integer`, on the CPU and optionally on a device."""
     import torch
 
-    generators = [torch.default_generator]  # torch.manual_seed would reseed every device
+    generators = [torch.default_generator]  # not torch.manual_seed, which reseeds every device
     if device is not None and device.type == "cuda":
         torch.cuda.init()
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -137,7 +136,7 @@ def torch_seeded(stream: int, *, device: "torch.device | None" = None) -> Iterat
 
 
 def torch_generator(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> "torch.Generator":
-    """A generator on the CPU that draws what torch's own draws inside `torch_stream`."""
+    """A CPU generator that draws the same numbers as the global one inside `torch_stream`."""
     import torch
 
     return torch.Generator().manual_seed(integer(seed, purpose, round=round, partition=partition))
@@ -145,7 +144,7 @@ def torch_generator(seed: int, purpose: Purpose, *, round: int = 0, partition: i
 
 @contextmanager
 def lent(stream: "torch.Generator") -> Iterator[None]:
-    """Let torch's generator on the CPU go on inside the block where `stream` stands, and `stream` where it ends."""
+    """A context manager: torch's CPU generator continues `stream`, which is advanced by what the block draws."""
     import torch
 
     before = torch.get_rng_state()

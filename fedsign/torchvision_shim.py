@@ -1,9 +1,8 @@
-"""torchvision, also beside a CPU-only torch.
+"""Import torchvision beside a CPU-only torch.
 
-The usual torchvision wheel carries operators compiled for CUDA.  Beside a CPU-only torch they do not
-load, and `import torchvision` fails because it registers shape rules for two operators that are not
-there.  Declaring their schemas is all it needs; the operators themselves are for detection models,
-which nobody calls here.
+The default torchvision wheel has operators compiled for CUDA.  Beside a CPU-only torch they do not load, and
+`import torchvision` fails: it registers fake implementations of two operators that do not exist.  Declaring their
+schemas is enough.  The operators belong to detection models, which FedSign does not use.
 """
 
 import importlib
@@ -33,7 +32,7 @@ def torchvision(module: str = "torchvision") -> ModuleType:
 
 
 def _declare_missing_schemas() -> None:
-    # DEF, not FRAGMENT: were the compiled part there after all, this would fail loudly.
+    # FRAGMENT extends the library that torchvision defines; the schemas are declared only if missing.
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name, schema in _MISSING_SCHEMAS.items():
         if not hasattr(torch.ops.torchvision, name):

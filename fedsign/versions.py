@@ -1,4 +1,4 @@
-"""What has to fit between processes that take part in one run."""
+"""Version checks between the processes of one run."""
 
 import platform
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ _SPEAK_TO_EACH_OTHER = ("fedsign", "flwr")
 
 
 def versions() -> dict[str, str]:
-    """Of Python, FedSign, Flower and torch, here."""
+    """The local versions of Python, FedSign, Flower and torch."""
     found = {"python": platform.python_version()}
     for name in ("fedsign", "flwr", "torch"):
         try:
@@ -23,7 +23,7 @@ def versions() -> dict[str, str]:
 def compared(
     here: Mapping[str, str], wanted: Mapping[str, str]
 ) -> Iterator[tuple[str, Literal["ok", "warn", "broken"]]]:
-    """Each program that is wanted, and whether its version here fits; those that differ at their end alone work together.
+    """Compare local versions with the wanted ones.  Patch releases of FedSign and Flower are compatible.
 
     >>> list(compared({"flwr": "1.40.0", "torch": "2.13.0"}, {"flwr": "1.41.0", "torch": "2.13.1"}))
     [('flwr', 'broken'), ('torch', 'warn')]

@@ -1,6 +1,6 @@
-"""What server and clients both derive from the configuration: data, partition, model, task.
+"""The workload that server and clients derive from the configuration: data, partition, model, task.
 
-Every process builds its own from the same configuration and seed; nothing of it travels.
+Every process builds its own from the same configuration and seed; none of it is sent.
 """
 
 from collections.abc import Sequence
@@ -40,23 +40,23 @@ from fedsign.tasks.base import Task
 
 @dataclass(frozen=True)
 class Workload:
-    """Data, partition, model and task of an experiment, each made on first use."""
+    """Data, partition, model and task of an experiment, each built on first use."""
 
     config: ExperimentConfig
-    sites_here: frozenset[int] | None = None  # whose data this process reads, where clients hold them; see ClientData
+    sites_here: frozenset[int] | None = None  # sites whose local data this process reads (see ClientData)
 
     @cached_property
     def client_data(self) -> ClientData | None:
-        """What reads the data that clients hold themselves; None where one data set is dealt out."""
+        """The reader of data that clients hold themselves; None if one data set is partitioned."""
         return client_data_of(self.config)
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set, whole: checked, validation samples held out, features normalized.
+        """The full data set: checked, with validation samples held out and features normalized.
 
         Raises:
-            DataError: what the factory gives cannot be trained on.
-            ConfigError: it does not fit the task, a metric or the augmentation.
+            DataError: the factory returns data that cannot be trained on.
+            ConfigError: the data do not fit the task, a metric or the augmentation.
         """
         config, part = self.config, self.config.data
         if self.client_data is not None:
@@ -69,16 +69,16 @@ class Workload:
 
     @cached_property
     def split(self) -> Split:
-        """Which client holds which training sample, and what had to be moved for it.
+        """The partition of the training samples, and what had to be moved to get it.
 
         Raises:
-            DataError: the data cannot be split so, or the factory gives no partition.
+            DataError: the data cannot be partitioned this way, or the factory returns no valid partition.
         """
         part, train = self.config.partition, self.dataset.train
         rng = generator(self.config.seed, Purpose.PARTITION)
         split = split_of(part.build(train, part.num_clients, rng), name=part.name)
         if self.client_data is not None:
-            return split  # clients whose data lie elsewhere have none here
+            return split  # clients without local data have none here
         check_partition(
             split.indices,
             num_clients=part.num_clients,
@@ -90,15 +90,15 @@ class Workload:
 
     @property
     def partition(self) -> Sequence[IntArray]:
-        """Indices into the training samples, one array per client; not to be walked through, there may be a million."""
+        """Indices of training samples, one array per client.  Lazy: do not iterate, there may be a million."""
         return self.split.indices
 
     @cached_property
     def task(self) -> Task:
-        """The loss.
+        """The task, with its loss.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: the factory returns an object without a loss.
         """
         task: Task = plugins.build("task", self.config.task, {})
         if not callable(getattr(task, "loss", None)):
@@ -110,7 +110,7 @@ class Workload:
 
     @cached_property
     def training_task(self) -> Task:
-        """The loss that clients minimize: the task's, with label smoothing and temperature if they are set."""
+        """The loss that clients minimize: the task's, with label smoothing and temperature if set."""
         client = self.config.client
         neutral = {"label_smoothing": 0.0, "temperature": 1.0}
         settings = {name: value for name in neutral if (value := getattr(client, name)) != neutral[name]}
@@ -121,12 +121,12 @@ class Workload:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where training and evaluation happen."""
+        """The device for training and evaluation."""
         return self.numerics.device
 
     @cached_property
     def numerics(self) -> Numerics:
-        """How numbers are computed, as [engine] says."""
+        """The numerics that [engine] selects."""
         engine = self.config.engine
         return Numerics(
             device=device_of(engine.device),
@@ -142,23 +142,23 @@ class Workload:
         return self.dataset.train.to(self.device)
 
     def take_data(self, other: "Workload") -> None:
-        """Take another experiment's data set and split, each only if this one's would be the same."""
+        """Reuse the data set and split of another experiment where they would be identical."""
         mine, its = self.config, other.config
         keys = ["seed", "data", "task", "metrics"]
         if self.client_data is not None:
-            keys += ["partition", "engine", "server"]  # they say whose data are read, and where
+            keys += ["partition", "engine", "server"]  # they determine which sites are read, and where
         if any(getattr(mine, key) != getattr(its, key) for key in keys):
             return
-        made = vars(other)  # where cached_property keeps what has been made
+        made = vars(other)  # cached_property stores its values there
         for key in ("dataset", "split") if mine.partition == its.partition else ("dataset",):
             if key in made:
                 vars(self)[key] = made[key]
 
     def with_client(self, **changes: Any) -> "Workload":
-        """The same data, split and task for clients that train in another way."""
+        """A workload with the same data, split and task, but other client settings."""
         client = self.config.client.model_copy(update=changes)
         other = Workload(self.config.model_copy(update={"client": client}), self.sites_here)
-        # what was made already and does not depend on the change
+        # share what is built already and does not depend on the change
         kept = ("dataset", "split", "task", "device", "training_samples", "_shared")
         vars(other).update({name: vars(self)[name] for name in kept if name in vars(self)})
         return other
@@ -168,14 +168,14 @@ class Workload:
         return self.dataset.train[self.partition[partition]]
 
     def max_examples(self, partition: int) -> int:
-        """What a client's reply may count at most: its samples, or, where only the client knows them, what is set."""
+        """Upper limit of a reply's num_examples: the client's samples, or a setting if only the client knows them."""
         return self.config.server.max_examples if self.client_data is not None else len(self.partition[partition])
 
     def share_of(self, partition: int) -> IntArray:
         """Indices of one client's training samples.
 
         Raises:
-            DataError: its data are not here.
+            DataError: the client's data are not in this process.
         """
         share = self.split.indices[partition]
         if not len(share):
@@ -184,19 +184,19 @@ class Workload:
 
     @cached_property
     def is_evaluated_at_clients(self) -> bool:
-        """Whether clients test the model on samples of their own, instead of the server."""
+        """Whether clients evaluate on their own samples, instead of the server."""
         return self.client_data is not None and self.client_data.is_evaluated_at_clients
 
     def augment(self, features: Tensor) -> Tensor:
-        """A training batch varied at random, by torch's global generator; the batch itself for `none`."""
+        """An augmented training batch (draws from torch's global generator); unchanged for `none`."""
         return augmented(features, self.config.data.augment, self.dataset.normalization)
 
     def make_update_encoding(self) -> UpdateEncoding | None:
-        """What travels in place of models; None: they do, whole.  Asked of capabilities at the extension point `update_encoding`."""
+        """The encoding of updates from the extension point `update_encoding`; None sends whole models."""
         return next(filter(None, (make(self) for make in extensions("update_encoding"))), None)
 
     def make_model(self) -> nn.Module:
-        """A new model with the experiment's initial parameters, the same in every process."""
+        """A new model with the experiment's initial parameters, identical in every process."""
         with torch_stream(self.config.seed, Purpose.MODEL):
             model: nn.Module = self.config.model.build(self.dataset.input_shape, self.dataset.num_outputs)
             for transform in extensions("model_transform"):
@@ -205,7 +205,7 @@ class Workload:
         if self.config.model.start:
             load_weights(model, Path(self.config.model.start), key="model.start")
         strategy = self.config.strategy
-        adapt = getattr(resolve("strategy", strategy.name), "adapt_model", None)  # Flower's own strategies have none
+        adapt = getattr(resolve("strategy", strategy.name), "adapt_model", None)  # Flower's strategies lack it
         if adapt is not None:
             adapt(model, strategy.settings)
         optimizer = self.config.client.optimizer
@@ -216,28 +216,28 @@ class Workload:
         model = model.to(self.device)
         for each in transforms_of(model):
             each.place(model, self._shared)
-        vars(self).setdefault("roles", roles_of(model))  # a large model need not be made once more for them
+        vars(self).setdefault("roles", roles_of(model))  # saves building a large model again for its roles
         return model
 
     @cached_property
     def roles(self) -> dict[str, Role]:
-        """The role of every tensor of the model that travels, in its order."""
+        """The role of every tensor that is sent, in `state_dict` order."""
         return roles_of(self.make_model())
 
     @cached_property
     def _shared(self) -> dict[str, Tensor]:
-        """Tensors that all models of this experiment share in this process, by name."""
+        """Tensors that all models of this experiment share within this process, by name."""
         return {}
 
     def label_counts(self) -> list[list[int]]:
-        """How many samples of each class each counted client holds, [clients][classes]; sizes for a regression.
+        """Samples per counted client and class, [clients][classes]; sizes for a regression.
 
-        Who is counted: [Note: counted clients] in fedsign.data.partition.lazy.
+        Which clients are counted: [Note: counted clients] in fedsign.data.partition.lazy.
         """
         return [self.counts_of(client) for client in counted_clients(self.partition)]
 
     def counts_of(self, partition: int) -> list[int]:
-        """How many training samples of each class a client holds; how many there are, for a regression."""
+        """A client's training samples per class; their number for a regression."""
         index, class_names = self.partition[partition], self.dataset.class_names
         if not class_names:
             return [len(index)]
@@ -247,9 +247,9 @@ class Workload:
     def evaluate(
         self, model: nn.Module, samples: tuple[AnySamples, AnySamples | None] | None = None, *, num_threads: int = 1
     ) -> dict[str, float]:
-        """Loss and metrics of a model on the test samples, or others, and as `validation_...` on the held-out ones.
+        """Loss and metrics on the test samples (or the given ones), and as `validation_...` on held-out samples.
 
-        `num_threads` share out the batches, on a CPU; no result depends on it.
+        `num_threads` threads share the batches on a CPU; results do not depend on it.
         """
         test, validation = samples or (self.dataset.test, self.dataset.validation)
         figures_on = partial(self._evaluation.figures, model.eval(), num_threads=num_threads)
@@ -272,16 +272,16 @@ class Workload:
 
 @lru_cache(maxsize=2)
 def workload_of(config_toml: str) -> Workload:
-    """The workload of an experiment that came as text; kept, because a process serves many messages."""
+    """The workload of a configuration in TOML; cached, since a process handles many messages."""
     return Workload(from_toml(config_toml))
 
 
 def check_partition(
     indices: Sequence[IntArray], *, num_clients: int, num_samples: int, name: str, is_shared: bool = False
 ) -> None:
-    """Raise DataError unless every counted client has samples, and no sample has two clients if none may.
+    """Raise DataError unless every counted client has samples and, unless `is_shared`, none is dealt out twice.
 
-    Who is counted: [Note: counted clients] in fedsign.data.partition.lazy.
+    Which clients are counted: [Note: counted clients] in fedsign.data.partition.lazy.
     """
     shares = [indices[client] for client in counted_clients(indices)]
     if len(indices) != num_clients or any(len(index) == 0 for index in shares):
