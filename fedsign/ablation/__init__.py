@@ -1,1 +1,1 @@
-"""Which part of a regularizer its gain comes from: matched controls, and a page that sets them side by side."""
+"""Ablation of a regularizer: matched controls show which part of it produces the gain."""

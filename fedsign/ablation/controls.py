@@ -1,15 +1,15 @@
-"""The controls of a regularizer: runs that lack one of its parts, or that have nothing but a plain explanation of its gain.
+"""The controls of a regularizer: runs without one of its parts, or with a simple explanation of its gain alone.
 
-[Note: controls] Every control has the rounds, clients, splits and seeds of the regularizer, and settings that are fixed
-beforehand: matched to it where there is something to match, never tuned.  Three groups:
+[Note: controls] A control has the rounds, clients, splits and seeds of the regularizer.  Its settings are fixed in
+advance: matched to the regularizer where possible, never tuned.  There are three groups:
 
-    parts       one part exchanged or left out, all else as it is
-    size        what the regularizer does to the norm of the weights or of a round's step, and nothing else of it; and the
-                reverse, the regularizer at FedAvg's norms
-    settings    what a plain setting of FedAvg does: larger initial weights, sharper logits, another learning rate
+    parts       one part replaced or removed, everything else unchanged
+    size        only the effect on the norm of the weights, or of a round's update; and the reverse, the regularizer
+                at FedAvg's norms
+    settings    plain settings of FedAvg: larger initial weights, sharper logits, another learning rate
 
-A control at norms follows the run of the same seed that it names, round by round, so it is played after it.  The regularizer on
-top of a control is no rival of it: its difference is to that control.
+A control with held norms follows a run of the same seed round by round, so it runs after that one.  The regularizer
+on top of a control is not a rival: it is compared with that control.
 """
 
 from collections.abc import Mapping
@@ -29,42 +29,42 @@ GROUPS: Final[Mapping[Group, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Control:
-    """One row: how it differs from the experiment, whose strategy is the regularizer."""
+    """One row: its difference from the experiment, whose strategy is the regularizer."""
 
     key: str
     label: str
     group: Group
-    text: str  # what is exchanged, in a few words
+    text: str  # the replacement, in a few words
     changes: Mapping[str, Any] = field(default_factory=dict)
-    norms: Norms | None = None  # that are held
-    like: str = ""  # key of the row whose norms they are
-    base: str = ""  # key of the row that the regularizer is put on top of
+    norms: Norms | None = None  # the norms that are held
+    like: str = ""  # key of the row that provides these norms
+    base: str = ""  # key of the row to which the regularizer is added
 
     @property
     def is_rival(self) -> bool:
-        """Whether it stands beside the regularizer, and reaches a share of its gain."""
+        """Whether the control competes with the regularizer for a share of the gain."""
         return self.group != "reference" and not self.base
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What the controls are matched to."""
+    """The target of an ablation, to which controls are matched."""
 
     strategy: str
     label: str
-    settings: Mapping[str, Any]  # of the strategy
-    objective: Mapping[str, Any]  # what its clients minimize, as `control` takes it: objective, settings
+    settings: Mapping[str, Any]  # the strategy's
+    objective: Mapping[str, Any]  # the clients' objective and its settings, as arguments of `control`
     lr: float
-    momentum: float | None  # None: an optimizer without one
-    rms: float  # of the initial weights
+    momentum: float | None  # None: the optimizer has none
+    rms: float  # root mean square of the initial weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Essential:
-    """The control without which nothing can be said of the regularizer's own idea."""
+    """The control that isolates the regularizer's own idea."""
 
     key: str
-    part: str  # what the control lacks, as in "how much of the gain needs ..."
+    part: str  # what the control lacks; completes "the gain needs ..."
 
 
 _NORMS: Final[Mapping[Norms, str]] = {"weight_norms": "weight norms", "update_norms": "update norms"}
@@ -79,7 +79,7 @@ _ANY = Essential(key="weight-norms", part="more than the norms of the weights")
 
 
 def essential(strategy: str) -> Essential:
-    """See Essential; of a strategy of the user's own, the control at its weight norms."""
+    """The essential control of a strategy; for a user's own strategy, the one at its weight norms."""
     return ESSENTIAL.get(strategy, _ANY)
 
 
@@ -106,7 +106,7 @@ def control(objective: str, **settings: Any) -> dict[str, Any]:
 
 def _fedsign(subject: Subject) -> list[Control]:
     gamma, reduction = subject.settings["gamma"], subject.settings["reduction"]
-    decay = gamma / (4 * subject.rms)
+    decay = gamma / (4 * subject.rms)  # sigma' = 1/4 at 0: as strong as the first push on a weight of average size
 
     def push(key: str, label: str, group: Group, text: str, *, sign: str, form: str, gamma: float = gamma) -> Control:
         changes = control("sign_push", sign=sign, form=form, gamma=gamma, reduction=reduction)

@@ -1,8 +1,8 @@
-"""MOON's contrast with one half taken away: the pull to the received representation alone, or the push from the previous one.
+"""MOON's contrast with one half removed: only the pull to the received representation, or the push from the previous.
 
-MOON (arXiv 2103.16257, Eq. 3) minimizes -log p_glob with p = softmax([cos(z, z_glob), cos(z, z_prev)] / tau).  Where both are
-equally near, its slope is -1 / (2 tau) by cos(z, z_glob) and 1 / (2 tau) by cos(z, z_prev); a part alone is the line with
-that slope.
+MOON (arXiv 2103.16257, Eq. 3) minimizes -log p_glob with p = softmax([cos(z, z_glob), cos(z, z_prev)] / tau).  Where
+both similarities are equal, its slopes are -1 / (2 tau) in cos(z, z_glob) and 1 / (2 tau) in cos(z, z_prev).  One half
+alone is linear with that slope.
 """
 
 from typing import Literal
@@ -29,7 +29,7 @@ class MoonPart(MoonObjective):
         self.part = part
 
     def contrast(self, z: Representation, context: LocalContext) -> Tensor | None:
-        """See the class."""
+        """One half of the contrast; see the formula of the class."""
         if self.mu == 0:
             return None
         slope, other = (-1, context.received) if self.part == "received" else (1, context.state)

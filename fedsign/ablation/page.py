@@ -1,4 +1,4 @@
-"""ablation.html: a regularizer and its controls side by side, in one file, made from what is on disk."""
+"""Render ablation.html: a regularizer beside its controls, as one file, from the runs on disk."""
 
 import tomllib
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from fedsign.report.summary import settings_by_section
 from fedsign.storage.disk import write_text
 
 PAGE = "ablation.html"
-_REACH = 5  # the axis of differences, in medians of their ends
+_REACH = 5  # half-width of the axis of differences, in medians of the interval ends
 _CURVES = {
     "weight_norm": ("Weight norm", "Of all parameters of the evaluated model."),
     "disagreement": (
@@ -33,19 +33,19 @@ _CURVES = {
 
 
 def write_page(played: Comparison) -> Path:
-    """Write the page into the ablation's folder and return its path."""
+    """Write the page into the ablation's folder; returns its path."""
     path = played.path / PAGE
     write_text(path, render(read(played)))
     return path
 
 
 def render(ablation: Ablation) -> str:
-    """The page as text."""
+    """The page as HTML."""
     summary = ablation.summary
     return template.render(
         "ablation.html.jinja",
         package=__package__,
-        beside=comparison.__name__,  # for the look of its table
+        beside=comparison.__name__,  # package of the shared table style
         ablation=ablation,
         summary=summary,
         label=summary.labels.get(ablation.regularizer, ablation.regularizer),
@@ -61,7 +61,7 @@ def render(ablation: Ablation) -> str:
 
 
 def cells(ablation: Ablation, row: Row) -> dict[str, str]:
-    """A row of the table, by its columns."""
+    """The cells of one table row, by column."""
     scale, entry = ablation.summary.scale, row.entry
     share = row.share
     shown = wording.MISSING
@@ -83,13 +83,13 @@ def cells(ablation: Ablation, row: Row) -> dict[str, str]:
 
 
 def rows_of(ablation: Ablation) -> list[dict[str, Any]]:
-    """The table for a terminal."""
+    """The table as rows of text, for the terminal."""
     labels = [", ".join(filter(None, [row.control.label, row.entry.seeds_of_all])) for row in ablation.rows]
     return [{"control": label, **cells(ablation, row)} for label, row in zip(labels, ablation.rows, strict=True)]
 
 
 def as_json(ablation: Ablation) -> dict[str, Any]:
-    """The numbers for programs."""
+    """The results as JSON-ready data."""
     rows = [
         {
             "key": row.control.key,
@@ -116,14 +116,14 @@ def as_json(ablation: Ablation) -> dict[str, Any]:
 
 
 def differences(ablation: Ablation) -> Chart:
-    """Every row's difference to FedAvg with its interval, group by group; the regularizer's gain is a line across."""
+    """A chart of every row's difference to FedAvg with its interval, by group."""
     scale = ablation.summary.scale
     names: list[str] = []
     headings, series = set(), []
     intervals = [row.to_fedavg.interval for row in ablation.rows if row.to_fedavg is not None]
     ends = [scale.factor * end for each in intervals for end in (each.mean, each.low, each.high) if end is not None]
     edge = _REACH * median(map(abs, ends)) if ends else 0.0
-    ends = [min(edge, max(-edge, end)) for end in (0.0, *ends)]  # a control that diverged leaves room for the others
+    ends = [min(edge, max(-edge, end)) for end in (0.0, *ends)]  # a diverged control must not squeeze the others
     ticks = nice_ticks(min(ends), max(ends), at_most=8)
     for group, title in GROUPS.items():
         rows = [row for row in ablation.rows if row.control.group == group and row.to_fedavg is not None]
@@ -166,7 +166,7 @@ def differences(ablation: Ablation) -> Chart:
 
 
 def curves(ablation: Ablation, group: str) -> list[Chart]:
-    """A group's rows with FedAvg and the regularizer: the metric, and what might explain it, over the rounds."""
+    """A group's curves beside FedAvg and the regularizer: the metric, and candidate explanations, per round."""
     rows = [row for row in ablation.rows if row.control.group in ("reference", group)]
     if len(rows) <= 2:
         return []

@@ -1,14 +1,14 @@
-"""What an ablation shows: how much of the gain each control reaches, and how much needs the regularizer's own idea.
+"""Statistics of an ablation: each control's share of the gain, and how much of it needs the regularizer's own idea.
 
-Values are paired by seed.  The gain is regularizer - FedAvg; what needs the idea is regularizer - essential control, which
-differ in that idea alone.  Verdicts come from Student's t over the seeds, Holm-corrected over every difference on the page;
-the gain and the essential difference weigh as much as all others together, each.  Intervals are of one difference each, and
-describe.  As in a comparison, a row is not called better than one that has lost fewer seeds.
+Values are paired by seed.  The gain is regularizer - FedAvg.  Regularizer - essential control is what needs the idea,
+since the two differ in that idea alone.  Verdicts come from Student's t-test over seeds, Holm-corrected over all
+differences on the page.  The gain and the essential difference each weigh as much as all others together.  Intervals
+are uncorrected and descriptive.  As in a comparison, no row is called better than one that lost fewer seeds.
 
-A control's share of the gain is mean(control - FedAvg) / mean(gain), with Fieller's interval for a ratio of paired means
-(Journal of the Royal Statistical Society B 16, 1954); there is none unless the gain's own interval is above 0.
+A control's share of the gain is mean(control - FedAvg) / mean(gain), with Fieller's interval for a ratio of paired
+means (Journal of the Royal Statistical Society B 16, 1954).  It is reported only if the gain's own interval is above 0.
 
-A run has converged if the accuracy on validation samples gains less than 0.2 points in its last fifth.
+A run has converged if its accuracy on validation samples rises by less than 0.2 points in the last fifth of rounds.
 """
 
 import math
@@ -29,7 +29,7 @@ from fedsign.report.chart import trailing_mean
 from fedsign.report.wording import is_share, plural
 
 CONVERGED = 0.002
-"""A smaller gain on validation samples in the last fifth of the rounds is none."""
+"""A smaller rise on validation samples in the last fifth of the rounds counts as converged."""
 
 Values = Mapping[str, Mapping[int, float | None]]
 """Row -> seed -> final value; None where the run diverged."""
@@ -41,18 +41,18 @@ class Difference:
 
     interval: Interval
     p: float
-    says: Says  # of the first of the pair
+    says: Says  # verdict on the first of the pair
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval does, by itself."""
+        """Whether the uncorrected interval excludes 0."""
         low, high = self.interval.low, self.interval.high
         return low is not None and high is not None and (low > 0 or high < 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """Of the gain, with Fieller's 95 % interval; `low`, `high` None where it is unbounded."""
+    """A share of the gain with Fieller's 95 % interval; `low` and `high` are None if it is unbounded."""
 
     mean: float
     low: float | None
@@ -61,39 +61,39 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One control, or FedAvg or the regularizer itself."""
+    """One control; also FedAvg and the regularizer itself."""
 
     control: Control
     entry: Entry
     to_fedavg: Difference | None
     to_regularizer: Difference | None
-    to_base: Difference | None  # of a row on top of another one, to that one
+    to_base: Difference | None  # to the control it is added to
     share: Share | None
-    peak: tuple[float, int] | None  # the highest smoothed mean over seeds, and its round
-    rise: float | None  # on validation samples, in the last fifth of the rounds
+    peak: tuple[float, int] | None  # best smoothed mean over seeds, and its round
+    rise: float | None  # of the validation metric, in the last fifth of the rounds
 
     @property
     def has_converged(self) -> bool:
-        """See the module."""
+        """Whether the validation metric rises by less than `CONVERGED`."""
         return self.rise is not None and self.rise < CONVERGED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ablation:
-    """All that the page shows."""
+    """All contents of the page."""
 
     summary: Summary
     regularizer: str
     rows: tuple[Row, ...]
-    missing: tuple[Control, ...]  # planned, and without a run: what they follow has not finished
+    missing: tuple[Control, ...]  # planned but not run, because the run they follow has not finished
 
     def row(self, key: str) -> Row | None:
-        """A control's."""
+        """The row of a control, if it ran."""
         return next((row for row in self.rows if row.control.key == key), None)
 
     @property
     def gain(self) -> Difference | None:
-        """Of the regularizer over FedAvg."""
+        """Regularizer - FedAvg."""
         row = self.row(self.regularizer)
         return None if row is None else row.to_fedavg
 
@@ -105,7 +105,7 @@ class Ablation:
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict: the gain, what it needs, what reaches it, and whether the runs have converged."""
+        """The verdict in sentences: the gain, what it needs, which controls reach it, whether runs converged."""
         found = [self._gain_sentence(), self._needed_sentence(), *self._reached_sentences(), *self._added_sentences()]
         judged = [row for row in self.rows if row.rise is not None]
         rising = [row.control.label for row in judged if not row.has_converged]
@@ -162,7 +162,7 @@ class Ablation:
 
 
 def read(comparison: Comparison) -> Ablation:
-    """An ablation on disk."""
+    """Read an ablation from disk."""
     plan, summary = comparison.plan, comparison.summary()
     controls = [Control(**row) for row in plan.rows]
     regularizer = controls[1].key
@@ -196,7 +196,7 @@ def read(comparison: Comparison) -> Ablation:
 
 
 def pairs_of(controls: Sequence[Control], regularizer: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The differences that an ablation is made for, and all others that are shown."""
+    """The pairs that the ablation is about, and all other pairs shown."""
     there = {control.key for control in controls}
     primary = [(regularizer, FEDAVG), (essential(regularizer).key, regularizer)]
     others = [
@@ -218,9 +218,9 @@ def differences(
     lost: Mapping[str, int],
     higher_is_better: bool,
 ) -> dict[tuple[str, str], Difference]:
-    """Of these pairs of rows, corrected together; each primary one weighs as much as all others together.
+    """The difference of each pair of rows, all corrected together.
 
-    `lost` are a row's runs that diverged or failed.
+    Each primary pair weighs as much as all others together.  `lost` counts a row's diverged and failed runs.
     """
     pairs = [*primary, *others]
     seeds = sorted(set().union(*values.values()))
@@ -244,7 +244,7 @@ def differences(
 
 
 def corrected(ones: Array, others: Array, *, num_primary: int) -> Array:
-    """Holm-corrected p-values of ones - others, [..., pairs, seeds] -> [..., pairs]; the primary pairs come first."""
+    """Holm-corrected p-values of ones - others, [..., pairs, seeds] -> [..., pairs]; primary pairs come first."""
     num_pairs = ones.shape[-2]
     weights = np.full(num_pairs, 1 / max(1, num_pairs - num_primary))
     weights[:num_primary] = 1.0
@@ -254,7 +254,7 @@ def corrected(ones: Array, others: Array, *, num_primary: int) -> Array:
 def share_of_gain(
     control: Mapping[int, float | None], regularizer: Mapping[int, float | None], fedavg: Mapping[int, float | None]
 ) -> Share | None:
-    """mean(control - FedAvg) / mean(regularizer - FedAvg), with Fieller's interval, over the seeds that have all three."""
+    """mean(control - FedAvg) / mean(regularizer - FedAvg) with Fieller's interval, over seeds that have all three."""
     triples = [(control.get(seed), regularizer.get(seed), fedavg.get(seed)) for seed in fedavg]
     known = [(c - f, r - f) for c, r, f in triples if c is not None and r is not None and f is not None]
     if len(known) < 2:
@@ -263,7 +263,7 @@ def share_of_gain(
     (a, b), n = pairs.mean(axis=0), len(pairs)
     covariance = np.cov(pairs.T) / n
     t2 = float(stdtrit(n - 1, 0.975)) ** 2
-    # the ratios x for which mean(a - x b) is within t standard errors of 0: a parabola's interval
+    # Ratios x at which mean(a - x b) lies within t standard errors of 0 form the interval between a parabola's roots.
     square, half, rest = b**2 - t2 * covariance[1, 1], a * b - t2 * covariance[0, 1], a**2 - t2 * covariance[0, 0]
     root = half**2 - square * rest
     if b == 0 or square <= 0 or root < 0:
@@ -288,7 +288,7 @@ def _peak(entry: Entry, summary: Summary) -> tuple[float, int] | None:
 
 
 def _rise(entry: Entry, summary: Summary) -> float | None:
-    """Mean over seeds of what the smoothed metric on validation samples has gained in the last fifth; of a share alone."""
+    """Rise of the smoothed validation metric in the last fifth of rounds, averaged over seeds; for shares only."""
     if not is_share(summary.metric):
         return None
     values = _smoothed(entry, f"validation_{summary.metric}", summary.last)
@@ -312,6 +312,6 @@ def described_seeds(ablation: Ablation) -> str:
 
 
 def final_means(entry: Entry, key: str, last: int) -> float | None:
-    """A figure's mean over the last rounds and all seeds."""
+    """Mean of a metric over the last rounds and all seeds."""
     curve = entry.curves.get(key)
     return None if curve is None else mean_and_std(curve.mean[-last:])[0]

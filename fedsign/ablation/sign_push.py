@@ -1,17 +1,17 @@
-"""FedSign's regularizer with one part exchanged: whose sign the weights are pushed along, and how hard.
+"""FedSign's regularizer with one part replaced: the sign that weights are pushed along, or the strength of the push.
 
 FedSign rewards gamma * sum f(s theta) with s = sign(theta_t) of the received model and f = sigma (arXiv 2405.12489,
-Eq. 1).  Here
+Eq. 1).  The variants are
 
-    s  received  sign(theta_t), as FedSign
-       own       sign(theta), what the client has just now: theta_t is never seen
-       random    a fixed draw of +1 and -1 for each element, the same for all clients and rounds, from the server
-    f  sigmoid   sigma(x), as FedSign
-       linear    x / 4, its tangent at 0: a push of the same strength however large the weight is
-       square    x |x| / 2: a push as large as the weight
+    s  received  sign(theta_t), as in FedSign
+       own       sign(theta) of the client's current weights; ignores theta_t
+       random    a fixed draw of +1 and -1 per element from the server, the same for all clients and rounds
+    f  sigmoid   sigma(x), as in FedSign
+       linear    x / 4, its tangent at 0: the push does not depend on the size of the weight
+       square    x |x| / 2: the push is proportional to the weight
 
-so that own and linear is a negative L1 penalty of gamma / 4, and own and square a negative weight decay of gamma.  The
-gradient of the term is -gamma s f'(s theta); all three f' are even, so it is -gamma s f'(theta).
+`own` with `linear` is a negative L1 penalty of gamma / 4; `own` with `square` is a negative weight decay of gamma.  The
+gradient of the term is -gamma s f'(s theta).  All three f' are even, so it equals -gamma s f'(theta).
 """
 
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""Learning through training: gradients of what training leads to, with respect to what it was given."""
+"""Bilevel optimization: gradients through training, with respect to data and hyperparameters."""

@@ -1,17 +1,18 @@
-"""Online adaptation: which tokens of a text are worth how much of a gradient step, learnt through the steps.
+"""Online adaptation: learn how much each token of a text should weigh in a gradient step, by differentiating the steps.
 
-Setting: CaMeLS, Hu et al. 2023 (arXiv 2305.15076), one of the tasks of Shen et al. 2024 (arXiv 2406.14095).  A language model reads a stream of
-passages, takes one step of SGD on each, and is then judged on what the passages told.  The loss of a step is
+Setting: CaMeLS, Hu et al. 2023 (arXiv 2305.15076), one of the tasks of Shen et al. 2024 (arXiv 2406.14095).  A language
+model reads a stream of passages, takes one SGD step on each, and is then tested on their content.  The loss of a step
+over its n tokens is
 
-    1/n  sum over the n tokens i of  w_phi(x_i) (-log p_theta(token i)),
+    1/n  sum_i  w_phi(x_i) (-log p_theta(token i)).
 
-phi -> meta, theta -> the model's parameters.  The weight model has one hidden layer over features x of a token: w = softplus(o . tanh(W x + b) + c) /
-softplus(0), which is positive, and exactly 1 where o and c are 0; there it begins.
+phi -> meta, theta -> the model's parameters.  The weight model has one hidden layer over features x of a token:
+w = softplus(o . tanh(W x + b) + c) / softplus(0).  It is positive, and starts at o = c = 0, where w = 1.
 
-Differs from CaMeLS: the weight model there is a language model that reads the passage itself; here features come from outside.
+Differs from CaMeLS, where the weight model is a language model that reads the passage; here features are given.
 
-[Note: one vector] The model's parameters are one vector theta [M]: what a step does beside the network is then a few operations, whatever
-the number of tensors; with tangents that is half of the time of a small network.
+[Note: one vector] The model's parameters are one vector theta [M], so an optimizer step takes a few operations
+whatever the number of tensors.  With tangents, this halves the time of a small network.
 """
 
 from collections.abc import Callable
@@ -28,12 +29,12 @@ from fedsign.bilevel.descent import GradientDescent
 from fedsign.bilevel.unroll import Tree
 from fedsign.bilevel.updates import Sgd
 
-THETA = "theta"  # of a state
+THETA = "theta"  # key of a state
 Weigh = Callable[[Tree, Tensor], Tensor]
 
 
 class Passage(NamedTuple):
-    """What one step reads: tokens and the tokens that follow them [n, T], and features of the latter [n, T, F]."""
+    """Data of one step: tokens and their successors [n, T], and features of the successors [n, T, F]."""
 
     tokens: Tensor
     targets: Tensor
@@ -41,9 +42,9 @@ class Passage(NamedTuple):
 
 
 class Reader:
-    """A network from tokens [n, T] to logits [n, T, V] as a function of all its parameters; see [Note: one vector].
+    """A network from tokens [n, T] to logits [n, T, V], as a function of all its parameters; see [Note: one vector].
 
-    Its buffers stay as they are, and so does whether it trains or not.
+    Buffers and the training mode stay as they are.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -51,13 +52,15 @@ class Reader:
         self._shapes = {name: each.shape for name, each in network.named_parameters()}
 
     def parameters(self) -> Tensor:
-        """The network's own, as they are now; [M]."""
+        """The network's current parameters, [M]."""
         return torch.cat([each.detach().flatten() for each in self._network.parameters()])
 
     def logits(self, theta: Tensor, tokens: Tensor) -> Tensor:
-        """[n, T, V], by the one attention of torch's whose gradient can be differentiated again, both ways."""
-        parts = theta.split([prod(shape) for shape in self._shapes.values()])  # slices would be as many sums of [M]
+        """Logits [n, T, V]."""
+        # split, not slices: the backward pass of each slice would add a zero-padded vector [M].
+        parts = theta.split([prod(shape) for shape in self._shapes.values()])
         named = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
+        # MATH is the only attention backend that supports second derivatives, in forward and in reverse mode.
         with sdpa_kernel(SDPBackend.MATH):
             found: Tensor = functional_call(self._network, named, (tokens,))
         return found
@@ -69,7 +72,7 @@ class Reader:
 
 
 def uniform(num_features: int, *, num_hidden: int, generator: torch.Generator) -> Tree:
-    """A weight model that gives every token the weight 1, from where it can learn to tell them apart."""
+    """A weight model that gives every token the weight 1; the random hidden layer breaks the symmetry."""
     drawn = torch.randn(num_features, num_hidden, generator=generator)
     return {
         "hidden.weight": drawn * num_features**-0.5,
@@ -91,7 +94,7 @@ def token_weights(meta: Tree, features: Tensor) -> Tensor:
 
 
 def adaptation(reader: Reader, *, start: Tensor, lr: float, weigh: Weigh = token_weights) -> GradientDescent:
-    """The inner problem: from the parameters `start` [M] a step of SGD on each `Passage`."""
+    """The inner problem: from the parameters `start` [M], one SGD step per `Passage`."""
 
     def loss(own: Tree, meta: Tree, passage: Passage) -> Tensor:
         losses = reader.losses(own[THETA], passage.tokens, passage.targets)

@@ -1,9 +1,9 @@
-"""Layers one after another, with the gradient of their cross-entropy and its tangents along b directions.
+"""A chain of layers, with the gradient of its cross-entropy and the gradient's tangents along b directions.
 
-One forward and one backward pass serve all directions.  Their tangents go through the layers a few at a time on a CPU, on all of its threads: what
-is elementwise takes as long as the products of matrices, unless it stays in the cache.
+One forward and one backward pass serve all directions.  On a CPU, tangents go through the layers a few at a time, on
+all threads: elementwise operations take as long as matrix products unless their operands stay in the cache.
 
-All weights are one vector theta [M]: an optimizer's step on it is a few operations, whatever the number of layers.
+All weights are one vector theta [M], so an optimizer step takes a few operations whatever the number of layers.
 """
 
 import math
@@ -17,12 +17,12 @@ from torch import Tensor
 from fedsign.bilevel import threads
 from fedsign.bilevel.layers import AveragePool, Convolution, Flatten, InstanceNorm, Layer, Linear, Parts, Passed, Relu
 
-_CACHE_BYTES = 3 * 2**19
+_CACHE_BYTES = 3 * 2**19  # of tangents at the widest point of the chain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """A forward and a backward pass, layer by layer."""
+    """The records of a forward and a backward pass, by layer."""
 
     passed: list[Passed]
     shares: Tensor
@@ -32,7 +32,7 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """What a classifier does to images [n, c, h, w]."""
+    """A classifier of images [n, c, h, w]."""
 
     layers: tuple[Layer, ...]
 
@@ -42,18 +42,18 @@ class Chain:
         return sum(prod(shape) for layer in self.layers for shape in layer.shapes)
 
     def begin(self, generator: torch.Generator) -> Tensor:
-        """Fresh parameters, [M]."""
+        """Initial parameters, [M]."""
         return torch.cat([part.flatten() for layer in self.layers for part in layer.begin(generator)])
 
     def outputs(self, theta: Tensor, images: Tensor) -> Tensor:
-        """Logits [n, k], by torch's own functions."""
+        """Logits [n, k], by torch's own operators."""
         x = images
         for layer, weights in zip(self.layers, self.parts(theta), strict=True):
             x = layer.outputs(weights, x)
         return x
 
     def activations(self, shape: tuple[int, ...]) -> int:
-        """How many numbers its layers keep of one image, patches included."""
+        """Number of values that the layers keep per image, including patches."""
         with torch.device("meta"):
             x, total = torch.empty(1, *shape).permute(0, 2, 3, 1), 0
             for layer in self.layers:
@@ -63,12 +63,12 @@ class Chain:
         return total
 
     def parts(self, theta: Tensor) -> list[Parts]:
-        """Each layer's weights, of a vector [M] or of b of them [b, M]."""
+        """Views of each layer's weights in one vector [M], or in b of them [b, M]."""
         pieces = iter(theta.split([prod(shape) for layer in self.layers for shape in layer.shapes], dim=-1))
         return [tuple(next(pieces).unflatten(-1, shape) for shape in layer.shapes) for layer in self.layers]
 
     def gradient(self, theta: Tensor, images: Tensor, targets: Tensor) -> tuple[Tensor, Passes]:
-        """The gradient [M] of the mean cross-entropy to targets [n, k], and what its tangents need to know."""
+        """The gradient [M] of the mean cross-entropy to targets [n, k], and the records that its tangents need."""
         x = images.permute(0, 2, 3, 1).contiguous()
         passed: list[Passed] = []
         for layer, weights in zip(self.layers, self.parts(theta), strict=True):
@@ -87,10 +87,10 @@ class Chain:
         return torch.cat(found), Passes(passed=passed, shares=shares, widest=widest)
 
     def add_tangents(self, passes: Passes, theta_t: Tensor, images_t: Tensor, targets_t: Tensor, into: Tensor) -> None:
-        """Add the gradient's tangents along directions of all that it depends on to `into` [b, M]."""
+        """Add the gradient's tangents [b, M], along directions of all its arguments, to `into`."""
         count = len(theta_t)
         size = count
-        if not theta_t.is_cuda:  # tangents of activations stay in a CPU's caches, and all threads have the same to do
+        if not theta_t.is_cuda:  # chunks that fit the cache, in a multiple of the threads: none idles at the end
             num_threads, groups = torch.get_num_threads(), math.ceil(count / max(2, _CACHE_BYTES // passes.widest))
             size = count if groups == 1 else math.ceil(count / (num_threads * math.ceil(groups / num_threads)))
 
@@ -114,13 +114,13 @@ class Chain:
             g_t = layer.backward_tangent(own, passed_t.pop(), g_t, into=all_into[index], inwards=goes_on)
 
     def _inwards(self) -> list[tuple[int, bool]]:
-        """The way of gradients, and whether they go on from there: no further inwards than the first layer with weights."""
+        """Layers in backward order, each with whether gradients continue: they stop at the first layer with weights."""
         first = next(index for index, layer in enumerate(self.layers) if layer.shapes)
         return [(index, index > first) for index in range(len(self.layers) - 1, first - 1, -1)]
 
 
 def conv_net(shape: tuple[int, ...], num_outputs: int, *, width: int = 128, num_blocks: int = 3) -> Chain:
-    """Blocks of convolution, ReLU, InstanceNorm and pooling, then a linear layer; `shape` is that of an image, [c, h, w]."""
+    """Blocks of convolution, ReLU, InstanceNorm and pooling, then a linear layer; `shape` is an image's [c, h, w]."""
     channels, height, across = shape
     layers: list[Layer] = []
     for _ in range(num_blocks):

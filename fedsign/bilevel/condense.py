@@ -1,6 +1,6 @@
-"""The loop of a condensation: a hypergradient, a step of Adam, images kept within [0, 1].
+"""The outer loop of a condensation: a hypergradient, an Adam step, images clamped to [0, 1].
 
-Everything that a step draws is derived from (seed, step): a condensation that goes on from a checkpoint draws what it would have drawn.
+All random draws derive from (seed, step), so a condensation resumed from a checkpoint repeats the same draws.
 """
 
 from dataclasses import dataclass, replace
@@ -31,22 +31,22 @@ _EVALUATION_BATCH = 1024
 
 @dataclass(slots=True)
 class Progress:
-    """How far a condensation is: the images, with Adam's memory of them, and the steps done."""
+    """The state of a condensation: images with Adam's moments, and the number of steps taken."""
 
     state: Tree
     step: int = 0
 
     @property
     def meta(self) -> Tree:
-        """The images, and their soft labels."""
+        """The images, and their soft labels if any."""
         return parameters_of(self.state)
 
 
 @dataclass(frozen=True)
 class Condensation:
-    """Data, network and methods of a configuration, each made on first use.
+    """Data, network and methods of a configuration, each built on first use.
 
-    `share` takes the place of the configuration's data: a client's own, which need not have every class.
+    `share` replaces the configured data by a client's own, which may lack some classes.
     """
 
     config: CondensationConfig
@@ -54,10 +54,10 @@ class Condensation:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The real images; features of a square number are square images of one channel.
+        """The real images; flat features are reshaped to square images of one channel.
 
         Raises:
-            DataError: they are no images of classes, or not fractions.
+            DataError: the data are not images with classes, or not in [0, 1].
         """
         part, size = self.config.data, self.config.image_size
         dataset = self.share or checked_dataset(part.build(self.config.seed), name=part.name)
@@ -77,12 +77,12 @@ class Condensation:
 
     @cached_property
     def network(self) -> Chain:
-        """What is trained."""
+        """The network that trains on the synthetic images."""
         dataset, said = self.dataset, self.config.network
         shape = dataset.input_shape
         if said.kind == "mlp":
             return mlp(shape, dataset.num_outputs, hidden=said.hidden)
-        if min(shape[1:]) < 2 ** (said.num_blocks + 1):  # the mean of a whole normalized channel says nothing
+        if min(shape[1:]) < 2 ** (said.num_blocks + 1):  # InstanceNorm makes the mean of a channel, so 1x1, constant
             raise DataError(
                 f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={said.num_blocks}, each of which "
                 "halves them, but the last one has to leave 2x2 at least; lower network.num_blocks, or embed them "
@@ -92,7 +92,7 @@ class Condensation:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where it is computed."""
+        """The device of all computations."""
         return device_of(self.config.device)
 
     @cached_property
@@ -102,11 +102,11 @@ class Condensation:
 
     @cached_property
     def classes(self) -> Tensor:
-        """All of them; of a share, those that it has."""
+        """All classes; with `share`, only those that it has."""
         return torch.arange(self.dataset.num_outputs) if self.share is None else self.dataset.train.targets.unique()
 
     def begin(self) -> Progress:
-        """The images to begin with."""
+        """The initial images."""
         config, train = self.config, self.dataset.train
         generator = torch_generator(config.seed, Purpose.CONDENSATION)
         found = []
@@ -125,11 +125,11 @@ class Condensation:
         return Progress(meta)
 
     def take(self, progress: Progress) -> dict[str, Any]:
-        """One step of the images, as a line; `progress` is moved on."""
+        """Advance `progress` by one outer step; returns the step's record."""
         started, first = perf_counter(), self.config.first_phase.steps
         phase, method = self._phases[progress.step >= first]
         step = progress.step - (first if progress.step >= first else 0)
-        if step == 0:  # Adam begins anew with each phase
+        if step == 0:  # each phase starts with fresh moments
             progress.state = Adam().begin(progress.meta)
         generator = torch_generator(self.config.seed, Purpose.CONDENSATION, round=progress.step + 1)
         found = method(self.problem(progress.meta, generator), progress.meta, generator=generator)
@@ -148,7 +148,7 @@ class Condensation:
         }
 
     def problem(self, meta: Tree, generator: torch.Generator) -> Problem:
-        """A fresh network, its batches, and the real images that judge it."""
+        """A fresh network, its batches, and the real images of the outer loss."""
         config, train = self.config, self.dataset.train
         inner, data = self.training(meta, generator)
         size = min(config.outer.batch_size, len(train))
@@ -163,7 +163,7 @@ class Condensation:
     def training(
         self, meta: Tree, generator: torch.Generator, *, labels: Tensor | None = None
     ) -> tuple[Training, list[Draw]]:
-        """A fresh network and the batches of its training; `labels` are those of images from elsewhere."""
+        """A fresh network and its training batches; `labels` replaces those of this configuration."""
         labels = self.labels if labels is None else labels
         said, num_images = self.config.inner, len(meta[IMAGES])
         inner = Training(
@@ -179,7 +179,7 @@ class Condensation:
 
     @torch.no_grad()
     def evaluate(self, meta: Tree, *, labels: Tensor | None = None) -> float:
-        """Test accuracy, the mean over fresh networks trained on the synthetic images alone; `labels` as of `training`."""
+        """Mean test accuracy of fresh networks trained on the synthetic images only."""
         found = []
         for index in range(self.config.outer.evaluations):
             generator = torch_generator(self.config.seed, Purpose.CONDENSED, round=index)
@@ -209,7 +209,7 @@ class Condensation:
 
 
 def _images(samples: AnySamples, name: str, size: int) -> AnySamples:
-    """Images [n, c, h, w], in the middle of `size` x `size` zeros."""
+    """Images [n, c, h, w], optionally centered in `size` x `size` zeros."""
     shape = samples.shape
     if len(shape) != 3:
         side = isqrt(shape[0]) if len(shape) == 1 else 0

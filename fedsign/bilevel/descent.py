@@ -1,4 +1,4 @@
-"""Training by gradient steps as an inner problem, for any loss that `torch.func` can differentiate."""
+"""Gradient descent as an inner problem, for any loss that `torch.func` can differentiate."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from fedsign.bilevel.updates import Update, parameters_of
 class GradientDescent(Inner):
     """theta_t = update(theta_{t-1}, d loss / d theta).
 
-    `start` gives the parameters, `loss` the loss of parameters, meta-parameters and a step's data, `rate` the learning
-    rate.  `objective_data`: what the implicit methods take the loss on.
+    `start` returns the parameters, `loss` the loss of (parameters, meta-parameters, step data), `rate` the learning
+    rate.  `objective_data` is the data of the loss for implicit methods.
     """
 
     start: Callable[[Tree], Tree]
@@ -26,7 +26,7 @@ class GradientDescent(Inner):
     objective_data: Any = None
 
     def initial(self, meta: Tree) -> Tree:
-        """Parameters and an empty memory."""
+        """Parameters with fresh optimizer state."""
         return self.update.begin(self.start(meta))
 
     def step(self, state: Tree, meta: Tree, data: Any) -> Tree:
@@ -35,5 +35,5 @@ class GradientDescent(Inner):
         return self.update.apply(state, gradients, self.rate(meta))
 
     def objective(self, state: Tree, meta: Tree) -> Tensor:
-        """The loss that the steps bring down."""
+        """The loss that the steps minimize."""
         return self.loss(parameters_of(state), meta, self.objective_data)

@@ -1,11 +1,11 @@
-"""Random directions for the forward gradient, and how far estimates along them scatter.
+"""Random directions for the forward gradient, and the variance of estimates along them.
 
-With E[v v^T] = I the mean of b values (g.v) v is g, whatever g is.  Its second moment is ((N+b-1)/b) |g|^2 for Rademacher
-directions and ((N+b+1)/b) |g|^2 for Gaussian ones, N the number of meta-parameters: the variance is (N -+ 1)/b times |g|^2, which says what b
-a target needs before anything is computed.
+If E[v v^T] = I, the mean of b values (g.v) v is an unbiased estimate of g.  Its second moment is ((N+b-1)/b) |g|^2 for
+Rademacher directions and ((N+b+1)/b) |g|^2 for Gaussian ones, with N meta-parameters.  The variance is therefore
+(N -+ 1)/b |g|^2, which gives the b that a target needs before anything is computed.
 
-Where there are few meta-parameters, nodes of a quadrature take the place of chance (`quadrature`, the authors' choice for coefficients of
-differential equations).
+For a few meta-parameters, quadrature nodes can replace random directions (`quadrature`, the authors' choice for
+coefficients of differential equations).
 """
 
 import math
@@ -20,7 +20,7 @@ Kind = Literal["rademacher", "gaussian"]
 
 
 def draw(kind: Kind, meta: Tree, *, count: int, generator: torch.Generator) -> Tree:
-    """`count` directions of all meta-parameters together, [count, ...] each; drawn on the CPU, the same on every device."""
+    """`count` directions [count, ...] in all meta-parameters; drawn on the CPU, so devices agree."""
     found = {}
     for key, like in meta.items():
         shape = (count, *like.shape)
@@ -33,7 +33,7 @@ def draw(kind: Kind, meta: Tree, *, count: int, generator: torch.Generator) -> T
 
 
 def relative_variance(kind: Kind, *, size: int, count: int) -> float:
-    """E|g_hat - g|^2 / |g|^2 of a mean over `count` directions in `size` dimensions.
+    """E|g_hat - g|^2 / |g|^2 of the mean over `count` directions in `size` dimensions.
 
     >>> relative_variance("rademacher", size=65, count=32), relative_variance("gaussian", size=63, count=32)
     (2.0, 2.0)
@@ -42,7 +42,7 @@ def relative_variance(kind: Kind, *, size: int, count: int) -> float:
 
 
 def count_for(kind: Kind, *, size: int, target: float) -> int:
-    """The fewest directions whose relative variance is at most `target`.
+    """The smallest number of directions with a relative variance of at most `target`.
 
     >>> count_for("rademacher", size=65, target=2.0)
     32
@@ -51,13 +51,14 @@ def count_for(kind: Kind, *, size: int, target: float) -> int:
 
 
 def quadrature(meta: Tree, *, count: int) -> Tree:
-    """Nodes v on the grid linspace(-5, 5, n)^N with the weights softmax(-|v|^2 / 2), [n^N, ...] each: E[v v^T] of a normal distribution, by a sum.
+    """Nodes on the grid linspace(-5, 5, n)^N, scaled for a deterministic E[v v^T] of a normal distribution.
 
-    n^N = `count`.  A node is returned times the root of its weight and of `count`, so that the mean of (g.v) v over all of them is the weighted
-    sum.  That is c g, c = 1 to 0.3 % for n = 8 and better for more; for fewer nodes the scale is off, n = 6 gives 1.14.
+    The weights of the nodes v are softmax(-|v|^2 / 2), and n^N = `count`.  Each node [n^N, ...] is multiplied by the
+    root of `count` times its weight, so the plain mean of (g.v) v is the weighted sum.  The result is c g: c = 1 within
+    0.3 % for n >= 8, but 1.14 for n = 6.
 
     Raises:
-        ConfigError: `count` is no such power of a whole number n of at least 2.
+        ConfigError: `count` is not n^N for an integer n of at least 2.
     """
     size = size_of(meta)
     each_axis = round(count ** (1 / size))

@@ -1,4 +1,4 @@
-"""What every way to a hypergradient returns, and the one signature that they share."""
+"""The result type and the common signature of all hypergradient methods."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from fedsign.bilevel.unroll import Problem, Tree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hypergradient:
-    """An estimate of d h / d phi, and what is known about it.
+    """An estimate of d h / d phi, with its statistics.
 
-    `variance` is the estimated trace of the covariance of `gradient`: 0 for a method without chance, None where one direction
-    says nothing about it.  A biased method's bias is not in it.
+    `variance` is the estimated trace of the covariance of `gradient`: 0 for deterministic methods, None for a single
+    direction.  It does not include the bias of a biased method.
     """
 
     value: float
@@ -25,7 +25,7 @@ class Hypergradient:
 
     @property
     def relative_variance(self) -> float | None:
-        """The variance over an unbiased estimate of the squared norm of the true gradient; None where that is not above 0."""
+        """Variance over an unbiased estimate of the true gradient's squared norm; None if that is not positive."""
         if self.variance is None:
             return None
         squared = sum(float(each.double().square().sum()) for each in self.gradient.values()) - self.variance
@@ -33,11 +33,11 @@ class Hypergradient:
 
 
 Method = Callable[..., Hypergradient]
-"""A way to a hypergradient, a row of the table: (problem, meta, *, generator); methods without chance leave the generator alone."""
+"""A hypergradient method: (problem, meta, *, generator).  Deterministic methods do not use the generator."""
 
 
 def judged(problem: Problem, state: Tree, meta: Tree) -> tuple[float, Tree, Tree]:
-    """f, its gradient by the state and its direct gradient by the meta-parameters, at the end of training."""
+    """f at the end of training, its gradient by the state, and its direct gradient by the meta-parameters."""
     at, given = {key: value.detach().requires_grad_() for key, value in state.items()}, leaves(meta)
     with torch.enable_grad():
         value = problem.outer(at, given)
@@ -46,12 +46,12 @@ def judged(problem: Problem, state: Tree, meta: Tree) -> tuple[float, Tree, Tree
 
 
 def leaves(tree: Tree) -> Tree:
-    """The same values as the start of a new graph."""
+    """The same values as leaves of a new graph."""
     return {key: value.detach().clone().requires_grad_() for key, value in tree.items()}
 
 
 def gradient_of(value: Tensor, tree: Tree, *, retain_graph: bool = False) -> Tree:
-    """d value / d tree, zero where it does not depend on it."""
+    """d value / d tree; zero for tensors that `value` does not depend on."""
     if not value.requires_grad:
         return {key: torch.zeros_like(each) for key, each in tree.items()}
     found = torch.autograd.grad(

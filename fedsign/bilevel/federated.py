@@ -1,11 +1,11 @@
-"""Rounds of a federation as an inner problem: what the server's loss after them says of the settings that they were played with.
+"""Rounds of a federation as an inner problem: how the server's final loss depends on the hyperparameters.
 
-A step is a whole round: each client of the cohort takes its local steps from the served model, SGD with momentum and weight decay on the task's loss and the
-objective's penalty, and the server takes the weighted mean.  The state between rounds is the served model alone.  Batches and cohorts are given, so that a
-round is the one that the engine would play.
+One step is a whole round.  Each client of the cohort takes local steps from the global model: SGD with momentum and
+weight decay on the task's loss plus the objective's penalty.  The server takes the weighted mean.  The global model is
+the whole state between rounds.  Batches and cohorts are given, so a round equals the one that an engine would run.
 
-[Note: knobs] What is learnt has to stay what it is: a rate stays above 0 and weights of clients add up to 1.  So a knob is a tensor without bounds, `raw`, and its value
-softplus(raw) for what is positive, softmax(raw) for weights.
+[Note: knobs] Hyperparameters are constrained: rates are positive, client weights sum to 1.  A knob is therefore an
+unconstrained tensor `raw` with the value softplus(raw), or softmax(raw) for weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +25,14 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Client(NamedTuple):
-    """A client's local steps in a round: features and targets of each."""
+    """A client's local steps in a round: features and targets per step."""
 
     number: int
     batches: Sequence[Batch]
 
 
 class Round(NamedTuple):
-    """Who takes part, and what the learning rate is multiplied with."""
+    """The participants, and the schedule's factor on the learning rate."""
 
     clients: Sequence[Client]
     factor: float = 1.0
@@ -40,9 +40,11 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Federation(Inner):
-    """The inner problem.  `loss(parameters, features, targets)` is a batch's, `penalty(parameters, received, settings)` what the objective adds, None for nothing.
+    """The inner problem.
 
-    `settings` are the values of all knobs that are not learnt: `client.lr`, `client.weight_decay`, those of the strategy, and `aggregation.weights` [clients].
+    `loss(parameters, features, targets)` is the loss of a batch; `penalty(parameters, received, settings)` is the
+    objective's term, or None.  `settings` holds fixed values: `client.lr`, `client.weight_decay`, the strategy's own,
+    and `aggregation.weights` [clients].
     """
 
     start: Tree
@@ -52,11 +54,11 @@ class Federation(Inner):
     momentum: float = 0.0
 
     def initial(self, meta: Tree) -> Tree:
-        """The first served model, which no knob changes."""
+        """The initial global model; no knob affects it."""
         return dict(self.start)
 
     def step(self, state: Tree, meta: Tree, data: Round) -> Tree:
-        """The served model after a round."""
+        """The global model after a round."""
         values = {**self.settings, **values_of(meta)}
         weights = values[WEIGHTS][[client.number for client in data.clients]]
         shares = weights / weights.sum()
@@ -80,7 +82,7 @@ class Federation(Inner):
 
 
 def values_of(meta: Tree) -> Tree:
-    """The settings that knobs stand for; see [Note: knobs].
+    """The values of knobs; see [Note: knobs].
 
     >>> values_of({"client.lr": torch.tensor(0.0)})["client.lr"]  # ln 2
     tensor(0.6931)
@@ -89,10 +91,10 @@ def values_of(meta: Tree) -> Tree:
 
 
 def raw_of(name: str, value: Tensor) -> Tensor:
-    """The knob whose value this is.
+    """The knob that has this value.
 
     Raises:
-        ConfigError: it is not above 0, which no knob can stand for.
+        ConfigError: the value is not positive.
 
     >>> values_of({"strategy.gamma": raw_of("strategy.gamma", torch.tensor(0.003))})["strategy.gamma"]
     tensor(0.0030)

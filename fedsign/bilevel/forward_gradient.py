@@ -1,9 +1,9 @@
-"""(FG)^2U: forward unrolling along random directions, whose memory does not grow with the depth.
+"""(FG)^2U: forward-mode unrolling along random directions, with memory independent of the depth.
 
-Paper: Shen et al. 2024 (arXiv 2406.14095).  g_hat = (1/b) sum_i (d_theta f . z_T^(i) + d_phi f . v_i) v_i, with z_T^(i) the tangent of
-the whole training along v_i.  b -> num_directions.  The b tangents go through the training in chunks of what fits into `memory_bytes`, each
-chunk beside one training.  `forward_exact` is the same with the N unit vectors for directions and no mean; `fg2u_zo` takes
-differences of whole trainings in place of tangents, for an inner problem that no derivative goes through.
+Paper: Shen et al. 2024 (arXiv 2406.14095).  g_hat = (1/b) sum_i (d_theta f . z_T^(i) + d_phi f . v_i) v_i, where
+z_T^(i) is the tangent of all of training along v_i.  b -> num_directions.  The b tangents are computed in chunks that fit
+into `memory_bytes`, each with a training of its own.  `forward_exact` uses the N unit vectors instead, without a mean.
+`fg2u_zo` replaces tangents by finite differences of whole trainings, for inner problems without derivatives.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ def fg2u(
     target_variance: Annotated[float, Field(ge=0)] = 0.0,
     memory_bytes: Count = 512 * _MIB,
 ) -> Method:
-    """Tangents along random directions; with `target_variance` above 0 as many of them as that needs, relative to |g|^2."""
+    """Forward gradient along random directions; `target_variance`, relative to |g|^2, overrides their number."""
 
     def estimate(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
         count = num_directions
@@ -47,10 +47,10 @@ def fg2u_zo(
     directions: ways.Kind | Literal["quadrature"] = "rademacher",
     epsilon: Annotated[float, Field(gt=0)] = 1e-4,
 ) -> Method:
-    """Differences (theta_T(phi + epsilon v) - theta_T(phi)) / epsilon in place of tangents: nothing inside is differentiated.
+    """Finite differences (theta_T(phi + epsilon v) - theta_T(phi)) / epsilon instead of tangents (zeroth order).
 
-    With `quadrature`, `num_directions` nodes in place of random directions, n for each of a few meta-parameters.  Nodes come in pairs v, -v,
-    so that the differences are central ones together: their error is of the order of epsilon^2.
+    `quadrature` uses `num_directions` nodes, n per meta-parameter, instead of random directions.  Nodes come in pairs
+    v, -v, so together they form central differences, with an error of order epsilon^2.
     """
 
     def estimate(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
@@ -73,7 +73,7 @@ def fg2u_zo(
 
 
 def forward_exact(*, memory_bytes: Count = 512 * _MIB) -> Method:
-    """The whole Jacobian d theta_T / d phi, a column for each meta-parameter: exact, in N / chunk trainings."""
+    """The full Jacobian d theta_T / d phi, one column per meta-parameter: exact, in N / chunk trainings."""
 
     def exact(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
         size = size_of(meta)
@@ -86,7 +86,7 @@ def forward_exact(*, memory_bytes: Count = 512 * _MIB) -> Method:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slopes:
-    """Derivatives of h along b directions, [b], and where the training ended."""
+    """Derivatives of h along b directions, [b], and the final state of training."""
 
     value: float
     state: Tree
@@ -94,26 +94,26 @@ class Slopes:
 
 
 def slopes_along(problem: Problem, meta: Tree, vectors: Tree, *, memory_bytes: int) -> Slopes:
-    """The derivative of h along each direction, in chunks of what fits into the memory."""
+    """The derivative of h along each direction, in chunks that fit into memory."""
     size = chunk_size(problem, meta, memory_bytes=memory_bytes)
     count = len(next(iter(vectors.values())))
     found: list[Tensor] = []
     for start in range(0, count, size):
         part = {key: each[start : start + size] for key, each in vectors.items()}
         state, tangents = pushed(problem, meta, part)
-        if not found:  # every chunk ends in the same state
+        if not found:  # all chunks end in the same state
             value, by_state, direct = judged(problem, state, meta)
         found.append(along(by_state, tangents) + along(direct, part))
     return Slopes(value=value, state=state, slopes=torch.cat(found))
 
 
 def chunk_size(problem: Problem, meta: Tree, *, memory_bytes: int) -> int:
-    """How many directions go through the training together; one at least."""
+    """The number of directions per training, at least one."""
     return max(1, memory_bytes // problem.inner.bytes_per_direction(meta, problem.data))
 
 
 def _mean(found: Slopes, vectors: Tree) -> Hypergradient:
-    """The mean of (slope_i v_i), and the scatter of its terms as the variance of the mean."""
+    """The mean of slope_i v_i, and its variance estimated from the dispersion of the terms."""
     slopes = found.slopes
     count = len(slopes)
     gradient = {key: torch.tensordot(slopes / count, each, dims=1) for key, each in vectors.items()}

@@ -1,13 +1,14 @@
-"""The other ways to a hypergradient: through the training in reverse, and by implicit differentiation.
+"""Hypergradients by reverse-mode unrolling and by implicit differentiation.
 
-Paper: Shen et al. 2024 (arXiv 2406.14095), section 2, and the authors' public code for the exact forms.
+Paper: Shen et al. 2024 (arXiv 2406.14095), section 2, and the authors' public code for the exact formulas.
 
-`rgu` differentiates the whole training in reverse and keeps all of it; `trgu` only its last k steps, which is cheaper and biased.
-The implicit ones look at the end alone, as if it were a minimum of the inner loss g: -(d2g/dphi dtheta) P (df/dtheta) + df/dphi with
-P = I (`hessian_free`) or P = alpha sum_k (I - alpha H)^k (`neumann`), H = d2g/dtheta2.  Biased, and their memory does not grow with the depth.
+`rgu` differentiates all of training in reverse mode and keeps all of it in memory; `trgu` only its last k steps, which
+is cheaper but biased.  Implicit methods treat the final state as a minimum of the inner loss g:
+-(d2g/dphi dtheta) P (df/dtheta) + df/dphi with P = I (`hessian_free`) or P = alpha sum_k (I - alpha H)^k (`neumann`),
+H = d2g/dtheta2.  They are biased, but their memory does not grow with the depth.
 
-Differs from the authors' code at its head: reverse unrolling there leaves out the momentum buffer, its first step and takes its batches
-one off; here all of the state is differentiated, on the same batches as everywhere.
+Differs from the authors' code: their reverse unrolling omits the momentum buffer and the first step, and its batches
+are off by one.  Here the whole state is differentiated, on the same batches as in all other methods.
 """
 
 from dataclasses import replace
@@ -27,22 +28,22 @@ Steps = Annotated[int, Field(ge=1)]
 
 
 def rgu() -> Method:
-    """Reverse mode through all steps: exact, and its memory grows with the depth."""
+    """Reverse mode through all steps: exact; memory grows with the depth."""
     return partial(_reverse, truncated_steps=None)
 
 
 def trgu(*, truncated_steps: Steps = 10) -> Method:
-    """Reverse mode through the last steps alone; the state before them counts as given."""
+    """Reverse mode through the last steps only; the state before them is held constant."""
     return partial(_reverse, truncated_steps=truncated_steps)
 
 
 def hessian_free() -> Method:
-    """Implicit differentiation with the identity for the inverse Hessian."""
+    """Implicit differentiation with the identity as inverse Hessian."""
     return partial(_implicit, num_terms=0, alpha=1.0)
 
 
 def neumann(*, num_terms: Steps = 3, alpha: Annotated[float, Field(gt=0)] = 1.0) -> Method:
-    """Implicit differentiation with `num_terms` terms of Neumann's series beyond the first for the inverse Hessian."""
+    """Implicit differentiation; the inverse Hessian is a Neumann series with `num_terms` terms beyond the first."""
     return partial(_implicit, num_terms=num_terms, alpha=alpha)
 
 

@@ -1,15 +1,17 @@
-"""Layers with their derivatives written out: gradients, tangents, and tangents of gradients.
+"""Layers with hand-written derivatives: gradients, tangents, and tangents of gradients.
 
-A gradient step along b directions is a forward pass, a backward pass, and b tangents of both.  Each layer knows the four parts; what
-a pass hands to the later ones is `kept`.  Images have their channels last here, [n, h, w, c], tangents [b, n, h, w, c], so that a
-convolution is a product of patches and weights.  `outputs` is the same layer by torch's own functions, for autograd and as the tests' reference.
+A gradient step along b directions is a forward pass, a backward pass, and b tangents of both.  Each layer implements
+all four; `kept` is what a pass saves for the later ones.  Images are channels-last, [n, h, w, c], and tangents
+[b, n, h, w, c], so a convolution is a matrix product of patches and weights.  `outputs` is the same layer by torch's
+operators, for autograd and as the reference in tests.
 
-`torch.func` maps a layer whose input and weights both have tangents to b small layers; written out, the parts that all directions
-share are one large product each.
+Why by hand: where input and weights both have tangents, `torch.func` maps a layer to b small ones.  Written out, all
+terms that the directions share become one large product.
 
-A new kind of layer is one class here; `fedsign.bilevel.chain` puts them together.
+A new kind of layer is one class here; `fedsign.bilevel.chain` composes them.
 
-[Note: suffix t] x_t is the tangent of x, [b, ...]: one for each direction.  g is the gradient of the loss by a layer's output, g_t its tangent.
+[Note: suffix t] x_t is the tangent of x, [b, ...], one per direction.  g is the gradient of the loss by a layer's
+output, g_t its tangent.
 """
 
 import math
@@ -22,11 +24,11 @@ from torch.nn import functional
 
 Shape = tuple[int, ...]
 Parts = tuple[Tensor, ...]
-Kept = Any  # what a pass of a layer leaves for its later passes; no other layer looks into it
+Kept = Any  # saved by a pass of a layer for its later passes; opaque to other layers
 
 
 class Passed(NamedTuple):
-    """A layer's weights, and what its forward and its backward pass left: what all directions share; or the tangents of these."""
+    """A layer's weights, and what its forward and backward pass saved; or the tangents of these."""
 
     weights: Parts
     kept: Kept
@@ -34,47 +36,47 @@ class Passed(NamedTuple):
 
 
 class Layer:
-    """One link of a chain; the base class has no weights and is linear around its input, so that tangents go through it as values do.
+    """One layer of a chain.  The base class has no weights and a derivative that its tangents share.
 
-    `weights` are in the order of `shapes`.  Tangents and gradients that come in are the layer's, to keep or to overwrite; what it
-    hands on it does not keep.  A gradient that does not go on `inwards` is handed on as it came, for nobody.
+    `weights` are in the order of `shapes`.  A layer owns the tangents and gradients that it receives: it may keep or
+    overwrite them.  It does not keep what it returns.  Without `inwards`, the returned gradient is meaningless.
     """
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Of its weights."""
+        """Shapes of the weights."""
         return ()
 
     def begin(self, generator: torch.Generator) -> Parts:
-        """Weights to begin with."""
+        """Initial weights."""
         return ()
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
-        """By torch's own functions, images as [n, c, h, w]."""
+        """The output by torch's operators, images as [n, c, h, w]."""
         raise NotImplementedError
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
-        """The output."""
+        """The output, and what later passes need."""
         raise NotImplementedError
 
     def through(self, kept: Kept, x: Tensor) -> Tensor:
-        """The derivative applied to x, [..., n, ...]."""
+        """The Jacobian applied to x, [..., n, ...]."""
         raise NotImplementedError
 
     def back(self, kept: Kept, g: Tensor) -> Tensor:
-        """Its adjoint applied to g."""
+        """The transposed Jacobian applied to g, [..., n, ...]."""
         raise NotImplementedError
 
     def forward_tangent(self, passed: Passed, weights_t: Parts, x_t: Tensor) -> tuple[Tensor, Kept]:
-        """The output's tangents."""
+        """The tangents of the output."""
         return self.through(passed.kept, x_t), None
 
     def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor, Parts, Kept]:
-        """Gradients by the input (if it goes on `inwards`) and by the weights; what is `left` for their tangents."""
+        """Gradients by the input (if `inwards`) and by the weights, and what their tangents need."""
         return self.back(kept, g) if inwards else g, (), None
 
     def backward_tangent(self, passed: Passed, passed_t: Passed, g_t: Tensor, *, into: Parts, inwards: bool) -> Tensor:
-        """Tangents of the first (if it goes on), those of the second added to `into`."""
+        """Tangents of the gradient by the input (if `inwards`); those by the weights are added to `into`."""
         return self.back(passed.kept, g_t) if inwards else g_t
 
 
@@ -82,27 +84,27 @@ class Layer:
 class Linear(Layer):
     """Weights [i, o], bias [o]."""
 
-    window: ClassVar[int] = 1  # places that an output sees
+    window: ClassVar[int] = 1  # input positions per output
     num_inputs: int
     num_outputs: int
 
     @property
     def fan_in(self) -> int:
-        """How many numbers an output is a sum of."""
+        """Number of inputs per output."""
         return self.window * self.num_inputs
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Weight, bias."""
+        """Weight and bias."""
         return (self.fan_in, self.num_outputs), (self.num_outputs,)
 
     def begin(self, generator: torch.Generator) -> Parts:
-        """torch's start for linear layers and convolutions: U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+        """torch's initialization of linear layers and convolutions: U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
         bound = 1 / math.sqrt(self.fan_in)
         return tuple(torch.empty(shape).uniform_(-bound, bound, generator=generator) for shape in self.shapes)
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
-        """torch's linear."""
+        """By torch's linear."""
         return functional.linear(x, weights[0].T, weights[1])
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
@@ -134,12 +136,12 @@ class Linear(Layer):
 
 
 class Convolution(Linear):
-    """3x3, as large as its input: a linear layer on patches; weights [3 * 3 * i, o], bias [o]."""
+    """3x3 convolution, padded to the input's size: a linear layer on patches; weights [3 * 3 * i, o], bias [o]."""
 
     window = 9
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
-        """torch's convolution."""
+        """By torch's convolution."""
         kernel = weights[0].reshape(3, 3, self.num_inputs, self.num_outputs).permute(3, 2, 0, 1)
         return functional.conv2d(x, kernel, weights[1], padding=1)
 
@@ -149,13 +151,13 @@ class Convolution(Linear):
         return found.view(*x.shape[:3], -1), p
 
     def forward_tangent(self, passed: Passed, weights_t: Parts, x_t: Tensor) -> tuple[Tensor, Kept]:
-        """Of the same."""
+        """Implements `Layer.forward_tangent` on patches."""
         p_t = patches(x_t.flatten(0, 1)).view(len(x_t), *passed.kept.shape)
         found, _ = super().forward_tangent(passed, weights_t, p_t)
         return found.view(*x_t.shape[:4], -1), p_t
 
     def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor, Parts, Kept]:
-        """Patches^T g; by the input, a convolution with the kernel turned about."""
+        """Patches^T g; the gradient by the input is a convolution with the rotated kernel."""
         _, found, rows = super().backward(weights, kept, g.flatten(0, 2), inwards=False)
         if not inwards:
             return g, found, (rows, None)
@@ -163,7 +165,7 @@ class Convolution(Linear):
         return (around @ self._turned(weights[0])).view(*g.shape[:3], -1), found, (rows, around)
 
     def backward_tangent(self, passed: Passed, passed_t: Passed, g_t: Tensor, *, into: Parts, inwards: bool) -> Tensor:
-        """Of the same."""
+        """Implements `Layer.backward_tangent` on patches."""
         rows, around = passed.left
         super().backward_tangent(passed._replace(left=rows), passed_t, g_t.flatten(1, 3), into=into, inwards=False)
         if not inwards:
@@ -174,40 +176,41 @@ class Convolution(Linear):
         return by_input
 
     def _turned(self, weight: Tensor) -> Tensor:
-        """[..., 9 i, o] -> [..., 9 o, i], by half a turn."""
+        """[..., 9 i, o] -> [..., 9 o, i]: the kernel rotated by 180 degrees."""
         kernel = weight.unflatten(-2, (9, self.num_inputs))
         found: Tensor = kernel.flip(-3).transpose(-2, -1).flatten(-3, -2)
         return found
 
 
 def patches(x: Tensor) -> Tensor:
-    """[n, h, w, c] -> [n h w, 9 c]: what a 3x3 window sees at each place, zeros outside."""
+    """[n, h, w, c] -> [n h w, 9 c]: the 3x3 neighborhood of each position, zero-padded."""
     num, height, width, channels = x.shape
     windows = functional.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1).permute(0, 1, 2, 4, 5, 3)
     if channels > 1:
         return windows.reshape(num * height * width, 9 * channels)
+    # One channel: copying windows of three numbers at a time would take more than twice as long.
     found = torch.stack([windows[:, :, :, row, column, 0] for row in range(3) for column in range(3)], -1)
-    return found.view(num * height * width, 9)  # three numbers at a time would take more than twice as long
+    return found.view(num * height * width, 9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceNorm(Layer):
-    """Each image's channels to mean 0 and variance 1, then scaled and shifted."""
+    """Normalize each image's channels to mean 0 and variance 1, then scale and shift."""
 
     num_channels: int
     epsilon: float = 1e-5
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Scale, shift."""
+        """Scale and shift."""
         return (self.num_channels,), (self.num_channels,)
 
     def begin(self, generator: torch.Generator) -> Parts:
-        """Neither scaled nor shifted."""
+        """Scale 1 and shift 0."""
         return torch.ones(self.num_channels), torch.zeros(self.num_channels)
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
-        """torch's instance norm."""
+        """By torch's instance norm."""
         return functional.instance_norm(x, weight=weights[0], bias=weights[1], eps=self.epsilon)
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
@@ -218,7 +221,8 @@ class InstanceNorm(Layer):
         return torch.addcmul(weights[1], h, weights[0]), (h, r)
 
     def forward_tangent(self, passed: Passed, weights_t: Parts, x_t: Tensor) -> tuple[Tensor, Kept]:
-        """h_t = r (x_t - mean(x_t) - h mean(h x_t)), which is not made: what is needed of it is a sum of x_t, h and a constant."""
+        """h_t = r (x_t - mean(x_t) - h mean(h x_t))."""
+        # h_t is never materialized: all that needs it is a linear combination of x_t, h and a constant per channel.
         h, r = passed.kept
         scale_t, shift_t = (_per_direction(each) for each in weights_t)
         slope = passed.weights[0] * r
@@ -236,7 +240,8 @@ class InstanceNorm(Layer):
     def backward_tangent(self, passed: Passed, passed_t: Passed, g_t: Tensor, *, into: Parts, inwards: bool) -> Tensor:
         """r (u_t - mean(u_t) - h_t mean(h u) - h mean(h_t u + h u_t)) - (sigma_t / sigma) of the gradient itself.
 
-        Multiplied out: a sum of g_t, g, h, x_t and a constant, with factors for each image's channels.
+        sigma is the standard deviation 1 / r.  Multiplied out, this is a linear combination of g_t, g, h, x_t and a
+        constant, with coefficients per image and channel: one pass over memory for each, and no h_t.
         """
         (scale, _), (h, r), (g, g_mean, gh_mean) = passed
         (x_t, mean, growth), size = passed_t.kept, g_t.shape[-3] * g_t.shape[-2]
@@ -266,51 +271,51 @@ def _total(x: Tensor) -> Tensor:
 
 
 def _per_direction(weights: Tensor) -> Tensor:
-    """[b, c] beside [b, n, h, w, c]."""
+    """Broadcast [b, c] against [b, n, h, w, c]."""
     return weights[:, None, None, None, :]
 
 
 class Relu(Layer):
-    """The positive part."""
+    """max(x, 0)."""
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
-        """torch's ReLU."""
+        """By torch's ReLU."""
         return functional.relu(x)
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
-        """max(x, 0)."""
+        """The output, with the mask of positive inputs."""
         open_ = (x > 0).to(x.dtype)
         return x * open_, open_
 
     def through(self, kept: Kept, x: Tensor) -> Tensor:
-        """Where it is open."""
+        """Masked, in place."""
         return x.mul_(kept)
 
     def back(self, kept: Kept, g: Tensor) -> Tensor:
-        """Where it is open."""
+        """Masked, in place."""
         return g.mul_(kept)
 
 
 class AveragePool(Layer):
-    """Means of 2x2; an odd row or column at the end is left out."""
+    """Mean of 2x2 blocks; a last odd row or column is dropped."""
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
-        """torch's average pooling."""
+        """By torch's average pooling."""
         return functional.avg_pool2d(x, 2)
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
-        """The means."""
+        """The means, with the input's height and width."""
         return self.through(x.shape[1:3], x), x.shape[1:3]
 
     def through(self, kept: Kept, x: Tensor) -> Tensor:
-        """The means."""
+        """The means; pooling is linear."""
         height, width = (2 * (length // 2) for length in kept)
         x = x[..., :height, :width, :]
         rows = x[..., 0::2, :, :] + x[..., 1::2, :, :]
         return (rows[..., 0::2, :] + rows[..., 1::2, :]).mul_(0.25)
 
     def back(self, kept: Kept, g: Tensor) -> Tensor:
-        """A quarter to each of the four."""
+        """A quarter of g to each of the four inputs; zeros for a dropped row or column."""
         (height, width), channels = g.shape[-3:-1], g.shape[-1]
         quarter = (g * 0.25).unflatten(-2, (width, 1)).unflatten(-4, (height, 1))
         wide = quarter.expand(*g.shape[:-3], height, 2, width, 2, channels).reshape(
@@ -324,18 +329,18 @@ class Flatten(Layer):
     """[n, h, w, c] -> [n, h w c]."""
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
-        """The channels last, as here."""
+        """Flattened channels-last, as in `forward`."""
         return (x.permute(0, 2, 3, 1) if x.dim() == 4 else x).flatten(1)
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
-        """The same numbers."""
+        """A reshape."""
         return x.flatten(1), x.shape[1:]
 
     def through(self, kept: Kept, x: Tensor) -> Tensor:
-        """The same numbers."""
+        """A reshape."""
         return x.flatten(-len(kept))
 
     def back(self, kept: Kept, g: Tensor) -> Tensor:
-        """The same numbers."""
+        """A reshape."""
         found: Tensor = g.unflatten(-1, kept)
         return found

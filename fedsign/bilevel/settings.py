@@ -1,6 +1,6 @@
-"""What `fedsign condense` is told: a frozen tree of its own, with the rules of an experiment's (`fedsign.config`).
+"""The configuration of `fedsign condense`: a frozen tree of its own, with the conventions of `fedsign.config`.
 
-The defaults are the set-up of the paper's authors (`fedsign.bilevel.condensation`) on digits, with a rate for networks this small.
+The defaults are the setup of the paper (`fedsign.bilevel.condensation`) on digits, with a rate for small networks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,21 +25,21 @@ from fedsign.sections import (
 
 
 class ImagesPart(Part):
-    """Which images are condensed; their pixels are fractions, and stay as they are."""
+    """The images to condense: pixels in [0, 1], not normalized."""
 
     kind = "dataset"
     name: str = "digits"
 
 
 class MethodPart(Part):
-    """How the hypergradient is found."""
+    """The hypergradient method."""
 
     kind = "hypergradient"
     name: str = "fg2u"
 
 
 class NetworkSection(Section):
-    """What is trained on the synthetic images."""
+    """The network that trains on the synthetic images."""
 
     kind: Literal["conv", "mlp"] = "mlp"
     width: Positive = 128  # channels of a convolution
@@ -48,27 +48,27 @@ class NetworkSection(Section):
 
 
 class InnerSection(Section):
-    """The training on them."""
+    """Training on the synthetic images."""
 
     depth: Positive = 100
     lr: PositiveReal = 0.1
     momentum: Fraction = 0.9
-    weight_decay: NonNegativeReal = 1e-4  # times |theta|^2, without a half
-    batch_size: NonNegative = 0  # 0: as many as there are synthetic images
+    weight_decay: NonNegativeReal = 1e-4  # factor on |theta|^2 (no 1/2)
+    batch_size: NonNegative = 0  # 0: all synthetic images
 
 
 class OuterSection(Section):
-    """How the images are moved."""
+    """Optimization of the images."""
 
     steps: NonNegative = 300
-    lr: PositiveReal = 0.02  # of Adam, down to 0 along a line
+    lr: PositiveReal = 0.02  # of Adam; decays linearly to 0
     batch_size: Positive = 512  # real images
     evaluate_every: Positive = 50
-    evaluations: Positive = 5  # networks that judge the images
+    evaluations: Positive = 5  # networks per evaluation
 
 
 class PhaseSection(Section):
-    """The first of two phases, by another method; none where it has no steps."""
+    """An optional first phase with another method; off with 0 steps."""
 
     steps: NonNegative = 0
     lr: PositiveReal = 0.02
@@ -81,10 +81,10 @@ class CondensationConfig(Section):
     name: FileName = "condensed-digits"
     seed: Seed = 0
     images_per_class: Positive = 1
-    image_size: NonNegative = 0  # side of the square, in the middle of which smaller images are put; 0: as they are
+    image_size: NonNegative = 0  # side of the square in which smaller images are centered; 0: unchanged
     start: Literal["real", "mean", "noise"] = "real"
     soft_labels: bool = False
-    label_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.99  # that soft labels begin with
+    label_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.99  # initial soft label of the image's own class
     device: str = "cpu"
     data: ImagesPart = ImagesPart()
     network: NetworkSection = NetworkSection()
@@ -94,23 +94,23 @@ class CondensationConfig(Section):
     first_phase: PhaseSection = PhaseSection()
 
     def to_toml(self) -> str:
-        """The complete configuration; `from_dict` of it gives an equal tree."""
+        """The complete configuration as TOML; `from_dict` restores an equal tree."""
         return tomli_w.dumps(self.model_dump(mode="json"))
 
     @property
     def num_steps(self) -> int:
-        """Of both phases."""
+        """Steps of both phases."""
         return self.first_phase.steps + self.outer.steps
 
 
 def from_dict(given: Mapping[str, Any]) -> CondensationConfig:
-    """Check and complete a tree.
+    """Validate a tree and fill in the defaults.
 
     >>> from_dict({"method": {"name": "trgu"}}).method.settings
     {'truncated_steps': 10}
 
     Raises:
-        ConfigError: an unknown key, or a value that cannot be.
+        ConfigError: an unknown key, or an invalid value.
     """
     return checked(CondensationConfig, given)
 

@@ -1,7 +1,7 @@
-"""Independent pieces of work on a CPU, each on a thread of its own.
+"""Run independent pieces of work on a CPU, each on its own thread.
 
-torch's threads share an operation, which pays for large ones only; pieces that have nothing to do with each other share nothing but the
-interpreter, which an operation of torch lets go.
+torch's intra-op threads split one operator, which pays off for large ones only.  Independent pieces run in parallel
+whatever their size, since torch's operators release the GIL.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,18 +15,18 @@ _Piece = TypeVar("_Piece")
 
 
 def each(work: Callable[[_Piece], None], pieces: Iterable[_Piece]) -> None:
-    """Do the work on all pieces, on as many threads as torch has; what it computes has no gradients.
+    """Run `work` on all pieces, on as many threads as torch has; without gradients.
 
     Raises:
-        Exception: what the work raised on the first piece of which it did, when all are done.
+        Exception: the first exception of any piece, in order, after all have finished.
     """
     pieces, threads = list(pieces), torch.get_num_threads()
-    is_watched = _get_current_dispatch_mode() is not None  # by what sees its own thread only: fedsign.memory.live
+    is_watched = _get_current_dispatch_mode() is not None  # dispatch modes, as in fedsign.memory.live, are thread-local
     if is_watched or threads == 1 or len(pieces) == 1:
         for piece in pieces:
             work(piece)
         return
-    is_inference = torch.is_inference_mode_enabled()  # a thread has its own
+    is_inference = torch.is_inference_mode_enabled()  # thread-local, so passed on
 
     def on_thread(piece: _Piece) -> None:
         with torch.no_grad(), torch.inference_mode(is_inference):
@@ -34,12 +34,12 @@ def each(work: Callable[[_Piece], None], pieces: Iterable[_Piece]) -> None:
 
     with ThreadPoolExecutor(threads, thread_name_prefix="fedsign-piece", initializer=_keep_whole) as pool:
         done = [pool.submit(on_thread, piece) for piece in pieces]
-    torch.set_num_threads(threads)  # the number that was set last
+    torch.set_num_threads(threads)  # restore: new threads inherit the number that was set last, by any thread
     for piece_done in done:
         piece_done.result()
 
 
 def _keep_whole() -> None:
-    """Let a thread divide no operation any further."""
-    torch.get_num_threads()  # a thread's first use of torch takes the number that was set last, anywhere
+    """Turn off intra-op parallelism on this thread."""
+    torch.get_num_threads()  # must come first: initializing a thread resets its number to the global one
     torch.set_num_threads(1)

@@ -1,14 +1,14 @@
-"""An inner problem as a pure step, and how its steps are followed forwards, with and without tangents.
+"""An inner problem as a pure step function, unrolled forward with and without tangents.
 
 Paper: Shen et al. 2024 (arXiv 2406.14095), section 2.  min over phi of h(phi) = f(theta_T, phi), where
-theta_0 = Omega_0(phi), theta_t = Omega_t(theta_{t-1}, phi).  phi -> meta, theta -> state, Omega_0 -> `initial`, Omega_t -> `step` with
-the data of step t, f -> `outer`, T -> the number of data.
+theta_0 = Omega_0(phi), theta_t = Omega_t(theta_{t-1}, phi).  phi -> meta, theta -> state, Omega_0 -> `initial`,
+Omega_t -> `step` with the data of step t, f -> `outer`, T -> len(data).
 
-[Note: the state is everything] A state holds parameters and the optimizer's memory alike: a momentum buffer depends on phi as the
-parameters do, and a tangent that leaves it out is the tangent of another training.
+[Note: the state is everything] A state holds parameters and optimizer state alike.  A momentum buffer depends on phi
+just as the parameters do; a tangent without it belongs to a different training.
 
-[Note: one training, many directions] The data of the steps are part of the problem, drawn before anything is differentiated: all directions
-see the same initial weights and the same batches, or they would be directional derivatives of different functions.
+[Note: one training, many directions] The data of all steps are part of the problem, drawn in advance.  All directions
+must see the same initial weights and batches, or they would be directional derivatives of different functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,44 +20,44 @@ from torch import Tensor
 
 Tree = dict[str, Tensor]
 
-# Intermediate results that a push by torch.func holds, in units of its state: a guess that errs upwards.
+# Intermediate results of a push by torch.func, in units of the state; an overestimate.
 _TANGENTS_OF_A_STEP = 8
 
 
 class Inner:
-    """What is trained.  `initial` and `step` are pure, and neither changes a tensor in place."""
+    """The inner problem.  `initial` and `step` are pure: they never modify a tensor in place."""
 
     def initial(self, meta: Tree) -> Tree:
         """The state before the first step, which may depend on the meta-parameters."""
         raise NotImplementedError
 
     def step(self, state: Tree, meta: Tree, data: Any) -> Tree:
-        """The state after one step on these data."""
+        """The state after one step with these data."""
         raise NotImplementedError
 
     def push(self, state: Tree, tangents: Tree, meta: Tree, directions: Tree, data: Any) -> tuple[Tree, Tree]:
-        """One step of the state and of its tangents [b, ...], along directions [b, ...] of the meta-parameters: a jvp, mapped over them.
+        """One step of the state and of its tangents [b, ...] along directions [b, ...], by a vmapped jvp.
 
-        Who knows its tangents better overrides it; those that it is given are its own to write into: nobody looks at them again.
+        Subclasses may override it with hand-written tangents.  They own `tangents` and may overwrite them.
         """
         return _jvps(lambda at, given: self.step(at, given, data), (state, meta), (tangents, directions))
 
     def advance(self, state: Tree, meta: Tree, data: Any) -> Tree:
-        """`step` to rounding, with nothing to be differentiated."""
+        """`step` without differentiation; may differ from it by rounding."""
         return self.step(state, meta, data)
 
     def bytes_per_direction(self, meta: Tree, data: Sequence[Any]) -> int:
-        """About how much one direction needs while it goes through the steps."""
+        """Approximate memory of one direction during a step."""
         return _TANGENTS_OF_A_STEP * bytes_of(self.initial(meta)) + bytes_of(meta)
 
     def objective(self, state: Tree, meta: Tree) -> Tensor:
-        """The inner loss g(theta, phi) that steps minimize, for implicit differentiation."""
+        """The inner loss g(theta, phi) that the steps minimize; needed by implicit methods only."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """An inner problem, what each of its steps sees, and how its end is judged."""
+    """An inner problem, the data of its steps, and the outer loss of its final state."""
 
     inner: Inner
     data: Sequence[Any]
@@ -77,10 +77,10 @@ def final_state(problem: Problem, meta: Tree) -> Tree:
 def pushed(problem: Problem, meta: Tree, directions: Tree) -> tuple[Tree, Tree]:
     """theta_T and its tangents z_T = (d theta_T / d phi) v along directions v [b, ...]: z_t = A_t z_{t-1} + B_t v.
 
-    What is held at any time is one state and b tangents, whatever the depth.
+    Memory holds one state and b tangents at any time, whatever the depth.
     """
     state, tangents = _jvps(problem.inner.initial, (meta,), (directions,))
-    tangents = {  # a push may write into them, and these may be the directions themselves, or one 0 seen b times
+    tangents = {  # push may overwrite them, but these may alias the directions, or be an expanded 0
         key: each.clone(memory_format=torch.contiguous_format) for key, each in tangents.items()
     }
     for data in problem.data:
@@ -89,23 +89,23 @@ def pushed(problem: Problem, meta: Tree, directions: Tree) -> tuple[Tree, Tree]:
 
 
 def _jvps(function: Callable[..., Tree], at: tuple[Tree, ...], tangents: tuple[Tree, ...]) -> tuple[Tree, Tree]:
-    """What a function gives, which is the same for all directions, and its tangents, one for each."""
+    """A function's value, shared by all directions, and its tangent along each."""
 
     def along(*directions: Tree) -> Any:
         return torch.func.jvp(function, at, directions)
 
-    once_and_each: Any = (None, 0)  # torch's annotation knows no None here, its documentation does
+    once_and_each: Any = (None, 0)  # documented by torch, but missing in its annotation
     mapped: tuple[Tree, Tree] = torch.func.vmap(along, out_dims=once_and_each)(*tangents)
     return mapped
 
 
 def size_of(tree: Tree) -> int:
-    """The number of elements."""
+    """Number of elements."""
     return sum(each.numel() for each in tree.values())
 
 
 def unflattened(flat: Tensor, like: Tree) -> Tree:
-    """The tree whose elements, all together, are the last dimension of `flat`, [..., N]."""
+    """A tree with the shapes of `like` from the concatenated elements [..., N]."""
     parts = flat.split([each.numel() for each in like.values()], dim=-1)
     return {
         key: part.reshape((*flat.shape[:-1], *each.shape)).to(each)
@@ -114,11 +114,11 @@ def unflattened(flat: Tensor, like: Tree) -> Tree:
 
 
 def bytes_of(tree: Tree) -> int:
-    """What the elements take."""
+    """Memory of all elements."""
     return sum(each.numel() * each.element_size() for each in tree.values())
 
 
 def along(gradient: Tree, tangents: Tree) -> Tensor:
-    """The inner products of one tree with b of them, [b]."""
+    """Inner products of one tree with b trees, [b]."""
     products = [tangents[key].reshape(len(tangents[key]), -1) @ value.flatten() for key, value in gradient.items()]
     return torch.stack(products).sum(0)

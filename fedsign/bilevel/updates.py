@@ -1,9 +1,9 @@
-"""Optimizers as pure functions: parameters and memory in, parameters and memory out.
+"""Optimizers as pure functions: (state, gradients) -> state.
 
-torch's own change their tensors in place, and a tangent cannot be followed through that.  The formulas are torch's: the same
-numbers, tested against it.
+torch's optimizers update tensors in place, which tangents cannot be traced through.  The formulas are torch's, and
+tests compare the results.
 
-A state holds parameters by name, and what is remembered of each as NAME/0, NAME/1, ...
+A state holds parameters by name, and their buffers as NAME/0, NAME/1, ...
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from fedsign.bilevel.unroll import Tree
 
 
 def parameters_of(state: Tree) -> Tree:
-    """A state without what is remembered."""
+    """The parameters in a state, without buffers."""
     return {name: each for name, each in state.items() if "/" not in name}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sgd:
-    """m <- momentum m + g; theta <- theta - rate m: linear in all but the rate, and so the step of its own tangents."""
+    """m <- momentum m + g; theta <- theta - rate m.  Linear in all but the rate, so tangents take the same step."""
 
     momentum: float = 0.9
 
     def begin(self, parameters: Tree) -> Tree:
-        """The state before the first step: no velocity."""
+        """The initial state, with zero velocity."""
         return parameters | {f"{name}/0": torch.zeros_like(each) for name, each in parameters.items()}
 
     def apply(self, state: Tree, gradients: Tree, rate: Tensor | float) -> Tree:
@@ -40,9 +40,9 @@ class Sgd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adam:
-    """Adam with both corrections of its bias.
+    """Adam with bias correction.
 
-    Where a gradient has been 0 since the start, the root of the mean square has no derivative: its tangent is not a number.
+    If a gradient has been 0 from the start, the root of its second moment has no derivative: its tangent is NaN.
     """
 
     first: float = 0.9
@@ -50,7 +50,7 @@ class Adam:
     epsilon: float = 1e-8
 
     def begin(self, parameters: Tree) -> Tree:
-        """The state before the first step: nothing remembered."""
+        """The initial state, with zero moments."""
         state = dict(parameters)
         for name, each in parameters.items():
             state |= {f"{name}/{index}": torch.zeros_like(each) for index in range(2)}
