@@ -122,7 +122,14 @@ def _fedsign(subject: Subject) -> list[Control]:
             form="linear",
         ),
         push("own-sign", "own sign", "parts", "sign(θ) in place of sign(θₜ)", sign="own", form="sigmoid"),
-        push("random-sign", "random sign", "parts", "a fixed draw in place of sign(θₜ)", sign="random", form="sigmoid"),
+        push(
+            "random-sign",
+            "random sign",
+            "parts",
+            "a fixed draw in place of sign(θₜ)",
+            sign="random",
+            form="sigmoid",
+        ),
         push("negative-l1", "negative L1", "size", f"penalty −{gamma / 4:.3g} |θ|", sign="own", form="linear"),
         push(
             "negative-decay",

@@ -1,9 +1,9 @@
 """The table of capabilities: what FedSign can do beyond a plain run.  Each module here is one row.
 
-A module that no row claims belongs to the core, which every run needs.  The core imports no capability: it asks the table for
-registry rows, sections of the configuration, commands, and what is added at the extension points.  A capability imports the
-core and the capabilities that its row requires, which form no cycle.  `python -m benchmarks.size --edges` lists the imports
-that do not follow this.
+A module that no row claims belongs to the core, which every run needs.  The core imports no capability: it asks the
+table for components, configuration sections, commands, and objects at the extension points.  A capability imports the
+core and the capabilities that its row requires, without cycles.  `python -m benchmarks.size --edges` lists the imports
+that violate this.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from fedsign.capability import Capability
 
 
 def _row(name: str) -> Capability:
-    """The row that a module here holds, which claims that module too."""
+    """The row in a module here, extended to claim that module itself."""
     row: Capability = importlib.import_module(f"{__name__}.{name}").CAPABILITY
     return replace(row, modules=(f"{__name__}.{name}", *row.modules))
 
@@ -30,13 +30,13 @@ CAPABILITIES: Mapping[str, Capability] = {found.name: _row(found.name) for found
 
 @cache
 def absent(what: str) -> dict[str, dict[str, Any]]:
-    """What configurations may hold of capabilities that are not here: a table of `known.toml`."""
+    """What configurations may contain for deleted capabilities: one table of `known.toml`."""
     known = tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))[what]
     return {name: found for name, found in known.items() if name not in CAPABILITIES}
 
 
 def owners(module: str) -> tuple[str, ...]:
-    """The capabilities that claim a module: none for the core, and never more than one.
+    """The capabilities that claim a module: none for the core, otherwise one.
 
     >>> owners("fedsign.registry")
     ()

@@ -1,4 +1,4 @@
-"""Strategies side by side over seeds and a grid: what is read off their runs, the page, tables and figures for a paper.
+"""Compare strategies over seeds and a grid: statistics, page, tables and figures for a paper, from runs on disk.
 
-From results only, without torch and Flower.
+Needs neither torch nor Flower.
 """

@@ -1,11 +1,11 @@
 """Interquartile mean, performance profile and probability of improvement, with stratified bootstrap intervals.
 
-Paper: Agarwal et al. 2021 (arXiv 2108.13264); section 4.1 has the bootstrap, 4.2 the profiles, 4.3 the aggregates.  A
-run is a seed, a task is a condition.  Definitions are those of the authors' `rliable` 1.2, which the tests hold them
-to; the library itself draws from NumPy's global generator and brings statsmodels and seaborn.
+Paper: Agarwal et al. 2021 (arXiv 2108.13264); bootstrap in section 4.1, profiles in 4.2, aggregates in 4.3.  run ->
+seed, task -> condition.  The definitions are those of the authors' `rliable` 1.2, and tests compare with it.  It is
+not a dependency: it draws from NumPy's global generator, and needs statsmodels and seaborn.
 
-Intervals describe.  A bootstrap of few seeds is too narrow: with three, a percentile interval is never wider than the
-three values.
+The intervals are descriptive.  A bootstrap of few seeds is too narrow: with three seeds, a percentile interval is
+never wider than the three values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 # R = resamples, S = seeds, C = conditions, T = thresholds
 
 RESAMPLES = 2000
-_SEED = 2021  # no stream of an experiment's: pages are made without torch, which fedsign.seeding imports
+_SEED = 2021  # not from fedsign.seeding: a page covers many seeds and has none of its own
 _TAILS = (2.5, 97.5)  # percentiles
 _TRIMMED = 0.25
 
@@ -27,7 +27,7 @@ Indices = NDArray[np.integer]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A figure with its 95 % bootstrap interval; a profile's figures have a place for each threshold."""
+    """A statistic with its 95 % bootstrap interval; a profile has one value per threshold."""
 
     value: Array
     low: Array
@@ -35,15 +35,15 @@ class Estimate:
 
 
 def estimate(value: Array, resampled: Array) -> Estimate:
-    """With the interval between the percentiles of the resamples, [R, ...]."""
+    """The value with a percentile interval of the resamples, [R, ...]."""
     low, high = np.percentile(resampled, _TAILS, axis=0)
     return Estimate(value=value, low=low, high=high)
 
 
 def draw(shape: tuple[int, int], *, stream: int) -> Indices:
-    """Rows for each resample and condition, [R, S, C]: seeds are drawn anew under each condition, with replacement.
+    """Seed indices for each resample and condition, [R, S, C]: drawn per condition, with replacement.
 
-    The same stream is the same draw, so that a page made again is the same page.
+    The same stream gives the same draw, so a page can be reproduced.
     """
     return np.random.default_rng([_SEED, stream]).integers(shape[0], size=(RESAMPLES, *shape))
 
@@ -54,7 +54,7 @@ def resample(scores: Array, indices: Indices) -> Array:
 
 
 def interquartile_mean(scores: Array) -> Array:
-    """[..., S, C] -> [...]: mean of the middle half of all runs; a quarter, rounded down, is cut off at either end."""
+    """[..., S, C] -> [...]: mean of the middle half of all runs; a quarter (rounded down) is trimmed at each end."""
     ordered = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     cut = int(_TRIMMED * ordered.shape[-1])
     middle: Array = ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
@@ -67,7 +67,7 @@ def profile(scores: Array, thresholds: Array) -> Array:
 
 
 def improvement(scores: Array, reference: Array) -> Array:
-    """[..., S, C], [..., S', C] -> [...]: P(X > Y) + P(X = Y) / 2 of a random run of each, mean over conditions."""
+    """[..., S, C], [..., S', C] -> [...]: P(X > Y) + P(X = Y) / 2 for random runs, averaged over conditions."""
     ours, theirs = scores[..., :, None, :], reference[..., None, :, :]
     share: Array = ((ours > theirs) + 0.5 * (ours == theirs)).mean(axis=(-3, -2, -1))
     return share
@@ -75,15 +75,15 @@ def improvement(scores: Array, reference: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aggregates:
-    """Of one strategy; higher scores are better."""
+    """Aggregates of one strategy, from scores of which higher is better."""
 
     interquartile_mean: Estimate
     profile: Estimate
-    improvement: Estimate | None  # over the reference; None of the reference itself
+    improvement: Estimate | None  # over the reference; None for the reference itself
 
 
 def aggregate(scores: Mapping[str, Array], thresholds: Sequence[float], *, reference: str) -> dict[str, Aggregates]:
-    """Of every strategy, by name; each is resampled alone."""
+    """Aggregates of every strategy, by name; each is resampled independently."""
     drawn = {name: resample(own, draw(own.shape, stream=stream)) for stream, (name, own) in enumerate(scores.items())}
     limits = np.asarray(thresholds)
     return {
@@ -99,6 +99,6 @@ def aggregate(scores: Mapping[str, Array], thresholds: Sequence[float], *, refer
 
 
 def mirrored(own: Aggregates) -> Aggregates:
-    """Of scores that were a metric of which less is better, times -1: the mean in the metric's own direction."""
+    """Undo the negation of a metric of which lower is better: the mean in the metric's own sign."""
     mean = own.interquartile_mean
     return replace(own, interquartile_mean=Estimate(value=-mean.value, low=-mean.high, high=-mean.low))

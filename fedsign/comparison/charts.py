@@ -1,7 +1,7 @@
-"""The charts of a comparison: learning curves, paired differences, and what it took to reach the target.
+"""The charts of a comparison: learning curves, paired differences, cost to reach the target.
 
-Over ten rounds or more, each value of a curve is the mean of the last rounds, as the final figure is: a line ends at
-what the table says.  A strategy has one color and line style in all charts: its position among the strategies.
+From ten rounds on, curves show the trailing mean over the last rounds, like final values: a line ends at the number in
+the table.  A strategy keeps its color and line style in all charts: they follow from its position.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +16,13 @@ from fedsign.report.chart import Axis, Chart, Series, bar_chart, drawable, nice_
 from fedsign.report.run_charts import MIN_ROUNDS_TO_SMOOTH, line_chart
 from fedsign.report.wording import MISSING, byte_count, is_share
 
-ALL = "all conditions"  # as a heading
+ALL = "all conditions"  # heading
 
-_RISE = 0.2  # the share of the rounds whose first steep part may leave the picture
+_RISE = 0.2  # share of the rounds, at the start, that need not fit the axis
 
 
 def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: str) -> Chart | None:
-    """A figure of the strategies under one condition over the rounds, with bands of one deviation; None if empty."""
+    """Curves of a metric under one condition, with bands of one standard deviation; None if there are no values."""
     looks, percent = list(summary.labels), is_share(key)
     series = [
         _line(entry.label, entry.curves[key], color=looks.index(entry.strategy), last=summary.last)
@@ -37,7 +37,7 @@ def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: s
 
 
 def differences(summary: Summary) -> Chart | None:
-    """Paired differences with intervals, over all conditions and under each; a full dot is shown by the test."""
+    """Paired differences with intervals, over all conditions and under each; full dots mark significant ones."""
     scale = summary.scale
     rows = differing(summary)
     if not rows:
@@ -78,7 +78,7 @@ def differences(summary: Summary) -> Chart | None:
 
 
 def differing(summary: Summary) -> list[tuple[str, Standing | Entry, Interval]]:
-    """Heading, strategy and difference to the reference: over all conditions, then under each if there are several."""
+    """Heading, strategy and difference to the reference: pooled, then per condition if there are several."""
     is_one = len(summary.conditions) == 1
     title = short_label(summary.conditions[0]) if is_one else ALL
     rows: list[tuple[str, Standing | Entry]] = [(title, row) for row in standings(summary).rows]
@@ -87,7 +87,7 @@ def differing(summary: Summary) -> list[tuple[str, Standing | Entry, Interval]]:
 
 
 def to_target(summary: Summary) -> dict[str, Chart]:
-    """Bars of the rounds and of all clients' bytes, by the names of their files; empty without a target."""
+    """Bar charts of rounds and bytes to the target, by file name; empty without a target."""
     target = "the target" if summary.target is None else summary.scale.with_unit(summary.target)
     entries = [(entry, entry.to_target) for entry in summary.entries if entry.to_target and entry.to_target.num_seeds]
     if not entries:
@@ -100,17 +100,17 @@ def to_target(summary: Summary) -> dict[str, Chart]:
 
 
 def bytes_to_target(taken: ToTarget) -> float | None:
-    """Both directions added up."""
+    """Bytes to the target in both directions together."""
     return None if taken.bytes_down is None or taken.bytes_up is None else taken.bytes_down + taken.bytes_up
 
 
 def plain_count(value: float) -> str:
-    """Rounds; a median may be half a round."""
+    """A number of rounds; a median may be half a round."""
     return f"{value:,.1f}".removesuffix(".0")
 
 
 def taken_text(taken: ToTarget, written: str) -> str:
-    """`17.5`, or with censored runs `> 55 (2 of 5)`: so many reached it."""
+    """`17.5`, or with censored runs `> 55 (2 of 5)`: a lower bound, and how many runs reached the target."""
     reached = "" if taken.num_reached == taken.num_seeds else f" ({taken.num_reached} of {taken.num_seeds})"
     return f"{'> ' if taken.is_bound else ''}{written}{reached}"
 
@@ -122,7 +122,7 @@ def _bars(
     measure: Callable[[ToTarget], float | None],
     written: Callable[[float], str],
 ) -> Chart:
-    """Medians; a lower bound says so, and with how many seeds a strategy reached the target."""
+    """Medians; labels mark lower bounds and how many seeds reached the target."""
     y, series = category_rows(
         summary, [(short_label(entry.condition), entry.strategy, entry.label) for entry, _ in entries]
     )
@@ -135,7 +135,7 @@ def _bars(
 
 
 def category_rows(summary: Summary, rows: Sequence[tuple[str, str, str]]) -> tuple[Axis, list[Series]]:
-    """Rows of (heading, strategy, label) below their headings: the axis, and series that still lack their values."""
+    """Axis and empty series for rows of (heading, strategy, label), grouped by heading."""
     looks = list(summary.labels)
     names: list[str] = []
     headings, series, former = set(), [], ""
@@ -164,7 +164,7 @@ def _line(name: str, curve: Curve, *, color: int, last: int) -> Series:
 
 
 def _seen(series: Sequence[Series], *, percent: bool, focus: bool) -> list[float]:
-    """The values that have to be seen: means with their bands, without the steep start if it is not asked for."""
+    """Values that the axis must show: means with bands; with `focus`, without the steep start."""
     rounds = sorted({at for each in series for at in each.x if at is not None})
     start = rounds[int(_RISE * len(rounds))] if focus and len(rounds) >= MIN_ROUNDS_TO_SMOOTH else 0
     seen = []

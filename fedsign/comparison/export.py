@@ -1,19 +1,19 @@
-"""Everything a paper takes from a comparison, as files: tables, numbers, figures, and a document that shows them.
+"""Export a comparison for a paper: tables, numbers, figures, and a document that includes them.
 
 DIR/
     table.tex      the table of results (booktabs)
-    details.tex    every figure of every strategy, where table.tex has the means of several conditions only
-    table.csv      one line for each condition and strategy, all numbers in full
-    statistics.csv one line for each strategy over all conditions: verdicts, and what describes
-    pairs.csv      one line for each test of two strategies
-    trials.csv     the hyper-parameters that were tried, with their validation figures
-    tuning.json    with a search of settings: budgets, seeds, and where was looked
-    rounds.csv     one line for each condition, strategy and round: means and standard deviations over the seeds
-    cells.csv      the same for each seed alone
+    details.tex    all values of every strategy, if table.tex has only the means of several conditions
+    table.csv      one row per condition and strategy, all numbers in full precision
+    statistics.csv one row per strategy over all conditions: verdicts and descriptive statistics
+    pairs.csv      one row per test of two strategies
+    trials.csv     hyperparameters tried, with their validation metrics
+    tuning.json    for a hyperparameter search: budgets, seeds and search spaces
+    rounds.csv     one row per condition, strategy and round: means and standard deviations over seeds
+    cells.csv      one row per run and round
     figures/       every figure as .pdf and .svg
     paper.tex      a document with the tables and the figures
     README.txt
-Each file is put in its place in one step, and the same summary gives the same bytes.
+Each file is written atomically, and the same summary gives the same bytes.
 """
 
 import json
@@ -58,7 +58,7 @@ all seeds; with "to_target_is_bound" it is more than that, since runs have not r
 
 
 def export(summary: Summary, folder: Path) -> list[Path]:
-    """Write the files into a folder, which is made if need be, and return their paths.
+    """Write all files into a folder, which is created if needed; returns their paths.
 
     Raises:
         ResultsError: the folder cannot be written, or a run cannot be read.
@@ -109,7 +109,7 @@ def _trial_rows(summary: Summary) -> list[Line]:
 def _round_rows(summary: Summary) -> list[Line]:
     rows: list[Line] = []
     for entry in summary.entries:
-        rounds = next((curve.rounds for curve in entry.curves.values()), ())  # of all curves
+        rounds = next((curve.rounds for curve in entry.curves.values()), ())  # the same for all curves
         for position, round in enumerate(rounds):
             row = {**names(entry), "round": round}
             for name, curve in entry.curves.items():
@@ -130,12 +130,12 @@ def _cell_rows(summary: Summary) -> list[Line]:
 
 
 def _csv(rows: Sequence[Line]) -> str:
-    """Floats in full, None as nothing."""
+    """CSV text: floats in full precision, None as an empty field."""
     return str(frame_of(rows).to_csv(index=False, lineterminator="\n"))
 
 
 def _figures(summary: Summary, statistics: Statistics) -> dict[str, tuple[str, figures.Draw]]:
-    """File stem -> (caption, what draws it), for every figure of which there is something to see."""
+    """File stem -> (caption, drawing function), for every figure with data."""
     found: dict[str, tuple[str, figures.Draw]] = {}
     names = {summary.metric: f"Test {summary.metric_name}", "loss": "Test loss", "train_loss": "Training loss"}
     for key, title in {**names, "client_drift": "Client drift"}.items():
@@ -168,6 +168,6 @@ def _captioned(said: str, condition: Mapping[str, Any]) -> str:
 
 
 def _stem(key: str, condition: Mapping[str, Any]) -> str:
-    """A file's name that every system and LaTeX take."""
+    """A file name that every file system and LaTeX accept."""
     text = "-".join([key.replace("_", "-"), *(short_label(condition).replace(", ", " ").split())])
     return "".join(character if character.isascii() and character.isalnum() else "-" for character in text)

@@ -1,15 +1,15 @@
-"""A comparison on disk, and how to read it without torch or Flower.
+"""A comparison on disk, readable without torch or Flower.
 
 comparisons/<name>/
-    comparison.json        the plan: every cell with its strategy, condition, choice and seed; how it is judged
-    cells/<id>/<time>-seed<seed>/    an ordinary run (see fedsign.storage.results); the id ends in a hash of its configuration
-    cells/<id>/failure.json          why the cell's run failed; removed when it is tried again
-    logs/                  what the worker processes had to say
-    lock                   held by the process that plays the comparison
+    comparison.json        the plan: every cell with its strategy, condition, choice and seed, and the metric
+    cells/<id>/<time>-seed<seed>/    a run (see fedsign.storage.results); the id ends in a hash of its configuration
+    cells/<id>/failure.json          why the cell failed; removed when it is retried
+    logs/                  output of the worker processes
+    lock                   held by the process that runs the comparison
     report.html
 
-Everything that is reported is read off the runs, so that a comparison that was stopped, killed and gone on
-with ends in the same table as one that nobody disturbed.
+All reported numbers are computed from the runs.  A comparison that was stopped, killed and resumed ends in the same
+table as an uninterrupted one.
 """
 
 import tomllib
@@ -38,16 +38,16 @@ _FAILURE = "failure.json"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison's folder."""
+    """The folder of a comparison."""
 
     path: Path
 
     @property
     def plan(self) -> Plan:
-        """What was planned.
+        """The plan.
 
         Raises:
-            ResultsError: it is damaged or of another format.
+            ResultsError: the plan is damaged, or has another format.
         """
         path = self.path / PLAN
         try:
@@ -63,28 +63,28 @@ class Comparison:
 
     @property
     def failures(self) -> Mapping[str, str]:
-        """Id -> why it failed, of the cells that have failed."""
+        """The cells that failed: id -> reason."""
         return self.summary().failed
 
     def summary(self) -> Summary:
-        """Means, paired differences, rounds and bytes to the target, of what has finished so far."""
+        """Means, paired differences, and cost to the target, of all runs that have finished so far."""
         plan = self.plan
         return summarize(plan, self.path, [self.played(cell) for cell in plan.cells])
 
     def frame(self) -> "pd.DataFrame":
-        """The numbers of the summary as a DataFrame: one row for each condition and strategy, missing ones as NaN."""
+        """The summary as a DataFrame: one row per condition and strategy, NaN for missing values."""
         return to_frame(self.summary())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the final table and the differences to the reference."""
+        """The final table and the differences to the reference, for notebooks."""
         return render_card(self.summary())
 
     def write_plan(self, plan: Plan) -> None:
-        """Put comparison.json in its place in one step."""
+        """Write comparison.json atomically."""
         write_text(self.path / PLAN, sealed_json({"format": FORMAT, **asdict(plan)}))
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the comparison for this process.
+        """Hold the lock of the comparison.
 
         Raises:
             ResultsError: another process holds it.
@@ -93,25 +93,25 @@ class Comparison:
 
     @property
     def cells(self) -> Path:
-        """The folder of the runs."""
+        """The folder of all runs."""
         return self.path / "cells"
 
     def run_of(self, cell: Cell) -> RunFolder | None:
-        """The cell's run: the newest that has finished, or else the newest; None before it began."""
+        """The newest finished run of a cell, otherwise its newest run; None before it starts."""
         runs = [RunFolder(config.parent) for config in self._folder_of(cell).glob("*/config.toml")]
         return max(runs, key=lambda run: (_is_finished(run), run.path.name), default=None)
 
     def is_finished(self, cell: Cell) -> bool:
-        """Whether its run has come to its end."""
+        """Whether the cell has a finished run."""
         return _is_finished(self.run_of(cell))
 
     def failure_of(self, cell: Cell) -> str | None:
-        """The note of why a cell failed, if there is one."""
+        """The recorded reason why a cell failed, if any."""
         path = self._folder_of(cell) / _FAILURE
         return str(read_json(path)["error"]) if path.exists() else None
 
     def write_failure(self, cell: Cell, error: str | None) -> None:
-        """Note why a cell failed; None takes the note away."""
+        """Record why a cell failed; None removes the record."""
         path = self._folder_of(cell) / _FAILURE
         if error is None:
             path.unlink(missing_ok=True)
@@ -119,12 +119,12 @@ class Comparison:
             write_text(path, sealed_json({"error": error}))
 
     def _folder_of(self, cell: Cell) -> Path:
-        """By the hash alone: the same configuration may have another readable name in another plan."""
+        """Found by the hash alone: the same configuration may have another readable name in another plan."""
         usual = self.cells / cell.id
         return usual if usual.is_dir() else next(self.cells.glob(f"*-{cell.digest}"), usual)
 
     def played(self, cell: Cell) -> Played:
-        """What a cell has left on disk so far."""
+        """The results of a cell on disk so far."""
         run = self.run_of(cell)
         if run is None:
             return Played(cell=cell, is_finished=False, failure=self.failure_of(cell))
@@ -141,10 +141,10 @@ class Comparison:
 
 
 def load_comparison(path: str | Path) -> Comparison:
-    """A comparison that is on disk, by its folder or a file in it.
+    """Load a comparison by its folder, or by a file in it.
 
     Raises:
-        ResultsError: there is none.
+        ResultsError: it is not a comparison.
     """
     given = Path(path)
     folder = given if given.is_dir() else given.parent
@@ -160,7 +160,7 @@ def _is_finished(run: RunFolder | None) -> bool:
 
 
 def _with_defaults_of_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The request, with FedSign's gamma of 0.003 where it was left at its default of then."""
+    """The request of a format-1 plan, with the default that FedSign's gamma had then (0.003) written out."""
     request: dict[str, Any] = content["request"]
     asked = [key for kind in ("grid", "by", "settings") for key in request.get(kind, ())]
     is_given = any(key.rpartition(":")[2] == "strategy.gamma" for key in asked)

@@ -1,4 +1,4 @@
-"""What a comparison says in its headline: sentences around the tests of `fedsign.comparison.verdict`."""
+"""The headline of a comparison: sentences about the tests of `fedsign.comparison.verdict`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from fedsign.report.wording import NARROW_SPACE, plural
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Headline:
-    """The headline of a comparison, or of one condition."""
+    """The headline of a comparison, or the description of one condition."""
 
     condition: str
-    # labels; "Too few seeds to tell" if the tests show nothing; empty if nothing has finished, and for one of several
-    # conditions
+    # Labels of the best strategies; "Too few seeds to tell" if no test is significant.  Empty if nothing has finished,
+    # and for a single condition among several.
     best: str
     value: str
-    remark: str  # what the value is
+    remark: str  # what the value measures
     sentences: tuple[str, ...]
 
 
 def headline(summary: Summary) -> Headline:
-    """Who is best over all conditions, by how much, and what the tests show."""
+    """The best strategies over all conditions, their differences, and what the tests show."""
     found, scale = standings(summary), summary.scale
     sign = -1 if summary.higher_is_better else 1
     order = sorted(
@@ -52,7 +52,7 @@ def headline(summary: Summary) -> Headline:
 
 
 def described(summary: Summary, condition: Mapping[str, Any]) -> Headline:
-    """One condition of several: which mean is best, and what its difference to the reference is.  Nothing is tested."""
+    """One condition among several: the best mean and its difference to the reference.  No test, no verdict."""
     order = ranked(summary.entries_of(condition), higher_is_better=summary.higher_is_better)
     said = f"No cell of this condition has ended with a number{' yet' if summary.num_pending else ''}."
     if order:
@@ -71,7 +71,7 @@ def described(summary: Summary, condition: Mapping[str, Any]) -> Headline:
 
 
 def _leader(summary: Summary, order: Sequence[Standing], found: Standings) -> str:
-    """The best mean against the reference; the reference, where it is the best, against the next."""
+    """The best mean against the reference; if the reference is best, the runner-up against it."""
     best, reference = order[0], summary.reference_label
     other, than, start = best, reference, f"{best.label} has the best mean"
     if best.strategy == summary.reference:
@@ -88,7 +88,7 @@ def _leader(summary: Summary, order: Sequence[Standing], found: Standings) -> st
 
 
 def _shown(summary: Summary, row: Standing) -> str:
-    """Of one that is bold."""
+    """What the tests show of a strategy in bold."""
     others = [summary.labels[name] for name in summary.labels if name != row.strategy and name not in row.better_than]
     said = (
         f"{row.label} is shown to be better than {enumerate_words([summary.labels[name] for name in row.better_than])}"
@@ -97,7 +97,7 @@ def _shown(summary: Summary, row: Standing) -> str:
 
 
 def _nothing(summary: Summary, found: Standings) -> str:
-    """Why nothing is bold."""
+    """Why no strategy is in bold."""
     if not found.pairs:
         return ""
     if all(pair.difference.num_pairs < 2 for pair in found.pairs):
@@ -105,11 +105,14 @@ def _nothing(summary: Summary, found: Standings) -> str:
     least = corrected_p(min(pair.p for pair in found.pairs))
     tests = f"none of {len(found.pairs)} tests" if len(found.pairs) > 1 else "the test"
     shows = "shows" if len(found.pairs) > 1 else "does not show"
-    return f"No strategy is shown to be better than another: {tests} {shows} a difference (the smallest corrected {least})."
+    return (
+        f"No strategy is shown to be better than another: {tests} {shows} a difference "
+        f"(the smallest corrected {least})."
+    )
 
 
 def _all_troubles(summary: Summary, best: str) -> list[str]:
-    """Of every entry that has lost seeds, and what is still to be played."""
+    """A sentence for every entry that lost seeds, and one for pending cells."""
     found = [_troubles(entry, is_best=entry.strategy == best) for entry in summary.entries if entry.num_lost]
     if summary.num_pending:
         have = "has" if summary.num_pending == 1 else "have"

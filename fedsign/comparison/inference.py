@@ -1,30 +1,30 @@
-"""Tests between all pairs of strategies, of which one page is wrong with a probability of at most 5 %.
+"""Tests between all pairs of strategies, with a family-wise error rate of at most 5 % per page.
 
-A pair is tested by Student's t over the differences seed by seed, which needs no equal variances: a strategy that
-scatters widely leaves the others' tests as they are.  Holm's step-down (Scandinavian Journal of Statistics 6, 1979)
-with weights bounds the probability of one false verdict or more, whatever the tests have in common.  The differences to
-the reference are what a comparison is made for: each weighs as much as all other pairs together.  Tukey's range
-is more powerful, but pools the variances and errs where they differ; permutations cannot reject with five seeds.
+A pair is tested by Student's t over differences per seed, which does not assume equal variances: one strategy with a
+large dispersion does not affect the tests of the others.  Holm's weighted step-down (Scandinavian Journal of Statistics
+6, 1979) bounds the probability of any false verdict, however the tests depend on each other.  Differences to the
+reference are the purpose of a comparison, so each weighs as much as all other pairs together.  Tukey's range is more
+powerful, but pools variances and fails where they differ; permutation tests cannot reject with five seeds.
 """
 
-# ... = many comparisons at once, as the simulation of the error rate has them; K = strategies, P = pairs, S = seeds
+# Shapes: ... = independent comparisons (for simulating the error rate), K = strategies, P = pairs, S = seeds
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
 LEVEL = 0.05
-"""Probability of one false verdict or more among all verdicts of a comparison."""
+"""Family-wise error rate: the probability of any false verdict in a comparison."""
 
-_EQUAL = 1e-9  # relative to the values: differences that scatter less are equal but for rounding
+_EQUAL = 1e-9  # relative tolerance below which differences are constant up to rounding
 
 Array = NDArray[np.float64]
 
 
 def corrected(values: Array, *, reference: int = 0) -> Array:
-    """Holm-corrected p-values of all pairs, [..., K, S] -> [..., K, K]; 1 where nothing can be said.
+    """Holm-corrected p-values of all pairs, [..., K, S] -> [..., K, K]; 1 where no test is possible.
 
-    A seed that is NaN for one of a pair is left out of that pair.
+    A seed with NaN on either side is left out of the pair.
     """
     num = values.shape[-2]
     first, second = np.triu_indices(num, 1)
@@ -37,7 +37,7 @@ def corrected(values: Array, *, reference: int = 0) -> Array:
 
 
 def better(values: Array, *, reference: int = 0, higher_is_better: bool = True) -> NDArray[np.bool_]:
-    """[..., K, S] -> [..., K, K]: whether the tests show that the first of a pair is better than the second."""
+    """[..., K, S] -> [..., K, K]: whether the tests show the first of a pair to be better than the second."""
     first, second = values[..., :, None, :], values[..., None, :, :]
     both = np.isfinite(first) & np.isfinite(second)
     difference = np.where(both, first - second, 0.0).sum(axis=-1)
@@ -46,16 +46,16 @@ def better(values: Array, *, reference: int = 0, higher_is_better: bool = True) 
 
 
 def paired_p_values(first: Array, second: Array) -> Array:
-    """Two-sided p-values of Student's t over pairs, [..., S] -> [...]; 1 with fewer than two pairs.
+    """Two-sided p-values of a paired Student's t-test, [..., S] -> [...]; 1 with fewer than two pairs.
 
-    Differences that are all equal have no t: p is then the sign test's, 2^(1 - S).  A rounded metric makes such ones by
-    chance.
+    If all differences are equal, t is undefined and p is that of a sign test, 2^(1 - S).  A rounded metric produces
+    such ties by chance.
     """
     difference = first - second
     known = np.isfinite(difference)
     difference = np.where(known, difference, 0.0)
     n = known.sum(axis=-1)
-    count = np.maximum(n, 2)  # fewer are no test, see the end
+    count = np.maximum(n, 2)  # avoids division by 0; the last line discards the result
     mean = difference.sum(axis=-1) / count
     residual = np.where(known, difference - mean[..., None], 0.0)
     error = np.sqrt((residual**2).sum(axis=-1) / (count - 1) / count)
@@ -70,14 +70,14 @@ def paired_p_values(first: Array, second: Array) -> Array:
 def holm(p: Array, weights: Array) -> Array:
     """Adjusted p-values, along the last axis.
 
-    In the order of p / w: the largest so far of p / w times the weights from there on, at most 1.
+    In increasing order of p / w: the running maximum of p / w times the sum of the remaining weights, at most 1.
 
     >>> holm(np.array([0.01, 0.04, 0.03]), np.ones(3)).round(2).tolist()
     [0.03, 0.06, 0.06]
     """
     ratio = p / weights
     order = np.argsort(ratio, axis=-1, kind="stable")
-    # of the hypotheses that are not rejected yet
+    # total weight of the hypotheses not yet rejected
     left = np.cumsum(weights[order][..., ::-1], axis=-1)[..., ::-1]
     raised = np.maximum.accumulate(np.take_along_axis(ratio, order, axis=-1) * left, axis=-1)
     adjusted = np.empty_like(raised)

@@ -1,6 +1,6 @@
-"""How a comparison's parts are named and its numbers written, the same on the page, in figures and in LaTeX.
+"""Names and numbers of a comparison as text, the same on the page, in figures and in LaTeX.
 
-Numbers of one comparison have the same decimals everywhere, so that columns can be read downwards.
+All numbers of a comparison have the same number of decimals, so columns align.
 """
 
 import math
@@ -17,7 +17,7 @@ PLUS_MINUS = "±"
 
 
 def short_label(values: Mapping[str, Any]) -> str:
-    """A condition or a choice for a human reader; empty for none.
+    """A condition or a choice as readable text; empty for none.
 
     >>> short_label({"partition.alpha": 0.1, "model.name": "mlp"})
     'alpha 0.1, model mlp'
@@ -33,12 +33,12 @@ def short_label(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """How the metric's numbers are written: shares as percent, their differences as percentage points."""
+    """The number format of a metric: shares in percent, their differences in percentage points."""
 
     decimals: int
     percent: bool = False
-    factor: float = 1.0  # from the metric to what is written
-    unit: str = ""  # of a value; empty for a plain number
+    factor: float = 1.0  # from the metric to the written number
+    unit: str = ""  # empty for a plain number
 
     def number(self, value: float | None) -> str:
         """A value without its unit."""
@@ -48,27 +48,27 @@ class Scale:
         return f"{value * self.factor:{form}}".replace("-", MINUS)
 
     def with_unit(self, value: float | None) -> str:
-        """A value with its unit, on one line."""
+        """A value with its unit, joined by a narrow no-break space."""
         return NARROW_SPACE.join(filter(None, [self.number(value), self.unit]))
 
     def spread(self, mean: float | None, std: float | None) -> str:
-        """`97.62 ± 0.31`, or the mean alone where there is no deviation."""
+        """`97.62 ± 0.31`, or the mean alone without a deviation."""
         return self.number(mean) if std is None else f"{self.number(mean)} {PLUS_MINUS} {self.number(std)}"
 
     def signed(self, value: float | None) -> str:
-        """A difference without its unit."""
+        """A difference with its sign, without its unit."""
         text = self.number(value)
         return text if value is None or text.startswith((MINUS, MISSING)) else f"+{text}"
 
     def interval(self, interval: Interval) -> str:
-        """`+2.80 [+2.11, +3.49]`, or the mean alone where one pair has no interval."""
+        """`+2.80 [+2.11, +3.49]`, or the mean alone without an interval."""
         if interval.low is None or interval.high is None:
             return self.signed(interval.mean)
         return f"{self.signed(interval.mean)} [{self.signed(interval.low)}, {self.signed(interval.high)}]"
 
 
 def enumerate_words(words: Sequence[str]) -> str:
-    """Words as in a sentence.
+    """Words as an enumeration in a sentence.
 
     >>> enumerate_words(["a"]), enumerate_words(["a", "b", "c"])
     ('a', 'a, b and c')
@@ -77,6 +77,6 @@ def enumerate_words(words: Sequence[str]) -> str:
 
 
 def _tail(key: str) -> str:
-    """The part of a dotted key that says what it is: the section, where the key only says that it is a name."""
+    """The last part of a dotted key; its section, if the last part is just `name`."""
     *sections, last = key.rsplit(".", 2)
     return sections[-1] if sections and last == "name" else last

@@ -1,10 +1,10 @@
-r"""A comparison as LaTeX: booktabs tables, and a document that compiles as it is.
+r"""A comparison in LaTeX: booktabs tables, and a document that compiles as is.
 
-Bold and the verdicts are those of [Note: verdicts] in fedsign.comparison.verdict; of several conditions only the mean
-over them has any.  The caption says so, and which rows lack seeds.
+Bold and verdicts follow [Note: verdicts] in fedsign.comparison.verdict; with several conditions, only their mean has
+them.  The caption says so, and lists rows that lack seeds.
 
-Names are a user's.  What LaTeX gives a meaning is escaped, Greek letters become mathematics, and a character that
-pdflatex does not know becomes a question mark.
+Names come from the user.  Special characters are escaped, Greek letters become math, and characters that pdflatex does
+not support become question marks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,11 @@ from fedsign.comparison.tables import ResultRow, pooled, ratio_text, results
 from fedsign.comparison.verdict import LOST, UNDECIDED
 from fedsign.report.wording import NARROW_SPACE
 
-_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
-_GREEK_CAPITALS = "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"  # those that do not look like Latin ones
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau "
+    "upsilon phi chi psi omega"
+)
+_GREEK_CAPITALS = "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"  # the others look like Latin letters
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -35,7 +38,7 @@ _SPECIAL = {
     "×": r"$\times$",
     "·": r"$\cdot$",
     "…": r"\dots{}",
-    "[": "{[}",  # after \\ a bracket would be taken for a length
+    "[": "{[}",  # after \\ a bracket would start an optional length
     "]": "{]}",
     "ο": "o",
     **{letter: rf"$\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψω", _GREEK.split(), strict=True)},
@@ -46,7 +49,7 @@ _NOTE = "% Written by FedSign (fedsign compare --export); needs \\usepackage{boo
 
 
 def escape(text: str) -> str:
-    r"""A text as LaTeX prints it.
+    r"""Escape a text for LaTeX.
 
     >>> print(escape("fed_sign, 5 % & α"))
     fed\_sign, 5 \% \& $\alpha$
@@ -55,12 +58,12 @@ def escape(text: str) -> str:
 
 
 def results_table(summary: Summary) -> str:
-    """The table of a paper: strategies by conditions; with one condition, all that is known of it."""
+    """The main table: strategies by conditions; with one condition, the detailed table."""
     return _by_condition(summary) if len(summary.conditions) > 1 else details_table(summary)
 
 
 def details_table(summary: Summary) -> str:
-    """Every figure of every strategy, condition below condition."""
+    """The detailed table: all values of every strategy, grouped by condition."""
     scale = summary.scale
     unit = r" (\%)" if scale.percent else ""
     has_target = any(entry.to_target for entry in summary.entries)
@@ -79,7 +82,7 @@ def details_table(summary: Summary) -> str:
 
 
 def document(summary: Summary, tables: Sequence[str], figures: Mapping[str, str]) -> str:
-    """A document with the tables and the figures, by file and caption, that compiles as it is."""
+    """A document that compiles as is, with the tables, and the figures by file and caption."""
     parts = [
         r"\documentclass{article}",
         r"\usepackage[utf8]{inputenc}",
@@ -102,7 +105,7 @@ def document(summary: Summary, tables: Sequence[str], figures: Mapping[str, str]
 
 
 def _by_condition(summary: Summary) -> str:
-    """Strategies below each other, conditions side by side, then the mean over them with its verdict."""
+    """Strategies as rows, conditions as columns, then the mean over conditions with its verdict."""
     tables = results(summary)
     rows = {row.standing.strategy: row for row in pooled(summary)}
     lines, columns = [], [{row.entry.strategy: row for row in table.rows} for table in tables]
@@ -128,7 +131,7 @@ def _cells(row: ResultRow, has_target: bool, *, has_verdict: bool) -> list[str]:
 
 
 def _short(verdict: str) -> str:
-    """A column is narrow; the caption says what the words mean."""
+    """A short form for narrow columns, explained in the caption."""
     return verdict.replace(UNDECIDED, "undecided").replace(LOST, "lost seeds")
 
 
@@ -142,24 +145,29 @@ def _caption(summary: Summary, *, all_figures: bool) -> str:
         if not all_figures or len(summary.conditions) == 1:
             over = "" if all_figures else "over all conditions, "
             said += (
-                f" Verdicts are paired t-tests of all pairs of strategies, {over}Holm-corrected together (5 % for one false verdict "
-                f"or more); undecided: {UNDECIDED}. Bold: shown to be better than at least one strategy and worse than none."
+                f" Verdicts are paired t-tests of all pairs of strategies, {over}Holm-corrected together "
+                f"(5 % for one false verdict or more); undecided: {UNDECIDED}. "
+                f"Bold: shown to be better than at least one strategy and worse than none."
             )
     if all_figures:
         unit = ", in percentage points" if scale.percent else ""
         said += f" Differences are paired by seed{', each with its own 95 % interval' if seeds > 1 else ''}{unit}."
         if summary.target is not None:
-            said += f" Target: {scale.with_unit(summary.target)}; medians over all seeds, of the smoothed metric, sustained; in brackets how many reached it."
+            said += (
+                f" Target: {scale.with_unit(summary.target)}; medians over all seeds, of the smoothed metric, sustained; "
+                "in brackets how many reached it."
+            )
     return escape(said + _lacking(summary))
 
 
 def _lacking(summary: Summary) -> str:
-    """Which means are not of all seeds, and what that does to their rank."""
+    """Which means lack seeds, and what that does to their rank."""
     partly = [entry for entry in summary.entries if entry.seeds_of_all]
     if not partly:
         return ""
     rows = "; ".join(
-        f"{', '.join(filter(None, [entry.label, short_label(entry.condition)]))}: {entry.seeds_of_all} ({entry.seed_troubles})"
+        f"{', '.join(filter(None, [entry.label, short_label(entry.condition)]))}: {entry.seeds_of_all} "
+        f"({entry.seed_troubles})"
         for entry in partly
     )
     rank = (
@@ -176,9 +184,11 @@ def _table(summary: Summary, heads: Sequence[str], lines: Sequence[str], *, all_
     is_wide = len(heads) > 5 or any(entry.seeds_of_all for entry in summary.entries)
     size = "scriptsize" if len(heads) > 6 else "footnotesize" if is_wide else "small"
     return (
-        f"{_NOTE}\\begin{{table}}[htbp]\n  \\centering\n  \\{size}\n  \\setlength{{\\tabcolsep}}{{4pt}}\n  \\setlength{{\\belowcaptionskip}}{{6pt}}\n"
+        f"{_NOTE}\\begin{{table}}[htbp]\n  \\centering\n  \\{size}\n"
+        f"  \\setlength{{\\tabcolsep}}{{4pt}}\n  \\setlength{{\\belowcaptionskip}}{{6pt}}\n"
         f"  \\caption{{{_caption(summary, all_figures=all_figures)}}}\n  \\label{{{label}}}\n"
-        f"  \\begin{{tabular}}{{@{{}}l{'r' * len(heads)}@{{}}}}\n    \\toprule\n{body}\n    \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
+        f"  \\begin{{tabular}}{{@{{}}l{'r' * len(heads)}@{{}}}}\n"
+        f"    \\toprule\n{body}\n    \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is read off the runs of a comparison: choices, means, curves."""
+"""Summarize the runs of a comparison: chosen hyperparameters, means over seeds, curves."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ from fedsign.comparison.tuning import is_lost_trial, tuned_trials
 from fedsign.intervals import mean_and_std, paired_difference
 from fedsign.storage.results import Line
 
-_NOT_CURVES = frozenset({"round", "clients", "failures"})  # of a line of rounds.jsonl
+_NOT_CURVES = frozenset({"round", "clients", "failures"})  # keys of a record of rounds.jsonl
 
 
 def summarize(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
-    """Choose by the validation samples, then read everything else off the chosen cells."""
+    """Choose hyperparameters on validation samples, then summarize the runs with that choice only."""
     everything, played = played, [each for each in played if each.cell.trial is None]
     conditions = distinct(each.cell.condition for each in played)
     trials: list[Trial] = tuned_trials(plan, everything)
@@ -66,7 +66,7 @@ def summarize(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
 
 
 def distinct(values: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Each mapping once, in the order of the first."""
+    """Distinct mappings, in order of first appearance."""
     found: list[Mapping[str, Any]] = []
     for value in values:
         if value not in found:
@@ -75,7 +75,7 @@ def distinct(values: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def curves(runs: Sequence[Sequence[Line]]) -> dict[str, Curve]:
-    """Every figure of the rounds over runs; a round that one of the runs has no number for has no mean."""
+    """Mean curves of all metrics over runs; None in rounds where any run lacks the value."""
     by_round = [{int(line["round"]): line for line in lines} for lines in runs]
     rounds = tuple(sorted(set().union(*by_round)))
     figures = dict.fromkeys(key for lines in runs for line in lines for key, value in line.items() if _is_figure(value))
@@ -98,10 +98,10 @@ def _is_figure(value: object) -> bool:
 
 
 def _trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
-    """All choices of one strategy under one condition.  Only validation figures are looked at.
+    """All choices of one strategy under one condition, compared by validation metrics only.
 
-    A choice with which a run failed, or has not ended, cannot win over one with which all runs ended: what is
-    left of it would be the lucky seeds.
+    A choice with failed or unfinished runs cannot win over one whose runs all ended: the remaining seeds would be the
+    lucky ones.
     """
     key = f"validation_{plan.metric}"
     sign = 1 if plan.higher_is_better else -1
@@ -121,7 +121,7 @@ def _trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
             chosen=False,
         )
         trials.append(trial)
-    best = ranks.index(max(ranks))  # the first of equals
+    best = ranks.index(max(ranks))  # the first among ties
     trials[best] = replace(trials[best], chosen=True)
     return trials
 
@@ -134,7 +134,7 @@ def _entry(
     num_choices: int,
     target: float | None,
 ) -> Entry:
-    """One strategy under one condition, read off the cells of its choice."""
+    """The results of one strategy under one condition, from the cells of its choice."""
     cell, values = played[0].cell, _finals(played, plan.metric)
     finished = [each for each in played if each.is_finished]
     num_failed = sum(each.failure is not None for each in played)
@@ -169,5 +169,5 @@ def _entry(
 
 
 def _finals(played: Iterable[Played], key: str) -> dict[int, float | None]:
-    """Seed -> final value, of the cells that have finished."""
+    """Seed -> final value, for finished cells."""
     return {each.cell.seed: each.final(key) for each in played if each.is_finished}

@@ -1,10 +1,11 @@
-"""Mean ranks of strategies and the critical difference between them.
+"""Mean ranks of strategies, and their critical difference.
 
-Paper: Demšar 2006 (JMLR 7, pages 1-30): Friedman's test, section 3.2.2, and Nemenyi's critical difference, section
-3.2.3.  k -> number of strategies, N -> number of blocks.
+Paper: Demšar 2006 (JMLR 7, pages 1-30): Friedman's test, section 3.2.2; Nemenyi's critical difference, section 3.2.3.
+k -> number of strategies, N -> number of blocks.
 
-A block is one seed under one condition, where Demšar has a data set.  Blocks of one seed share its data split and
-initial model, which the test does not account for: ranks describe, verdicts come from `fedsign.comparison.inference`.
+A block is one seed under one condition, in place of Demšar's data set.  Blocks of one seed share a data split and an
+initial model, which the test does not account for.  So ranks are descriptive; verdicts come from
+`fedsign.comparison.inference`.
 """
 
 import math
@@ -17,14 +18,14 @@ from numpy.typing import NDArray
 from fedsign.comparison.inference import LEVEL
 
 MIN_BLOCKS = 11
-"""Both tests are limits for many blocks; Demšar's rule of thumb is more than ten."""
+"""Both tests are asymptotic; Demšar's rule of thumb is more than ten blocks."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """Rank 1 is the best; equal strategies share the mean of their ranks."""
+    """Mean ranks; rank 1 is the best, ties share their mean rank."""
 
     mean: Mapping[str, float]
     num_blocks: int
@@ -33,7 +34,7 @@ class Ranks:
 
 
 def rank(blocks: Mapping[str, Array]) -> Ranks | None:
-    """Of scores, higher is better, in the same blocks; None of fewer than three strategies, or without a block."""
+    """Ranks of scores (higher is better) in common blocks; None for fewer than three strategies, or no blocks."""
     from scipy.stats import friedmanchisquare, rankdata
 
     scores = np.array(list(blocks.values()), dtype=np.float64)  # [K, N]
@@ -42,7 +43,7 @@ def rank(blocks: Mapping[str, Array]) -> Ranks | None:
         return None
     ranks = rankdata(-scores, axis=0)
     is_enough = num_blocks >= MIN_BLOCKS
-    has_order = bool((ranks != ranks[0]).any())  # Friedman's statistic divides by 0 where all are equal
+    has_order = bool((ranks != ranks[0]).any())  # Friedman's statistic divides by 0 if all ranks are tied
     return Ranks(
         mean=dict(zip(blocks, ranks.mean(axis=1).tolist(), strict=True)),
         num_blocks=num_blocks,
@@ -52,7 +53,7 @@ def rank(blocks: Mapping[str, Array]) -> Ranks | None:
 
 
 def critical_difference(num_strategies: int, num_blocks: int) -> float:
-    """q_alpha sqrt(k (k + 1) / (6 N)); q_alpha: quantile of the studentized range, infinite df, over sqrt(2)."""
+    """q_alpha sqrt(k (k + 1) / (6 N)); q_alpha: quantile of the studentized range (df = infinity) over sqrt(2)."""
     from scipy.stats import studentized_range
 
     quantile = float(studentized_range.ppf(1 - LEVEL, num_strategies, math.inf)) / math.sqrt(2)

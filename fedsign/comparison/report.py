@@ -1,4 +1,4 @@
-"""report.html of a comparison: strategies side by side on one page, in one file, made from a `Summary` alone."""
+"""Render report.html of a comparison: all strategies on one self-contained page, from a `Summary` alone."""
 
 import json
 import tomllib
@@ -21,14 +21,14 @@ TEMPLATE, CARD = "comparison.html.jinja", "comparison_card.html.jinja"
 
 
 def write_comparison(summary: Summary) -> Path:
-    """Write the page of a comparison into its folder and return its path."""
+    """Write the page into the comparison's folder; returns its path."""
     path = summary.path / "report.html"
     write_text(path, render(summary))
     return path
 
 
 def render(summary: Summary) -> str:
-    """The page as text."""
+    """The page as HTML."""
     conditions = summary.conditions if len(summary.conditions) > 1 else ()
     found = statistics_charts.statistics(summary)
     return template.render(
@@ -62,9 +62,9 @@ def render(summary: Summary) -> str:
 
 
 def render_card(summary: Summary) -> str:
-    """A comparison in a notebook: the final table and the differences to the reference, in a few lines of HTML.
+    """A comparison in a notebook: the final table and the differences to the reference, as a short HTML fragment.
 
-    As the card of a run: nothing is asked of the page around it, and nothing of it is changed.
+    Like the card of a run, it neither needs nor changes styles of the surrounding page.
     """
     results, differences = tables.results(summary), charts.differences(summary)
     return template.render(
@@ -78,12 +78,12 @@ def render_card(summary: Summary) -> str:
 
 
 def status(summary: Summary) -> str:
-    """`unfinished` as long as cells are to be played; then `failed` if one of them did, or else `finished`."""
+    """`unfinished` while cells are pending, then `failed` if any failed, otherwise `finished`."""
     return "unfinished" if summary.num_pending else "failed" if summary.failed else "finished"
 
 
 def facts(summary: Summary) -> list[Fact]:
-    """The numbers of the head."""
+    """The key numbers at the top of the page."""
     counts = {"strategies": len(summary.labels), "seeds": summary.num_seeds}
     counts["conditions"] = len(summary.conditions)
     found = [Fact(name=name, value=f"{count:,}") for name, count in counts.items() if count]
@@ -93,7 +93,7 @@ def facts(summary: Summary) -> list[Fact]:
 
 
 def groups(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
-    """Title, text, and a chart for each condition: curves of the metric, the losses and the clients' drift."""
+    """Title, text, and one chart per condition: curves of the metric, the losses, and client drift."""
     metric = summary.metric_name
     metric_text = f"On the test samples: {_what_lines_are(summary)}"
     if _is_smooth(summary):
@@ -120,8 +120,8 @@ def groups(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
 
 
 def populations(summary: Summary) -> list[tuple[str, Population]]:
-    """Conditions, and the clients' samples under them, once for all that share them; unnamed where all do."""
-    names: dict[str, list[str]] = {}  # of the conditions, by the partition
+    """Clients' samples under each condition, grouped by equal partitions; unnamed if all are equal."""
+    names: dict[str, list[str]] = {}  # partition -> conditions
     for condition in summary.conditions:
         partition = summary.population.get(values_label(condition)) or {}
         if partition.get("counts"):
@@ -130,15 +130,15 @@ def populations(summary: Summary) -> list[tuple[str, Population]]:
 
 
 def configuration(summary: Summary) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The base experiment by section; empty where it cannot be read."""
+    """The base experiment by section; empty if its TOML cannot be parsed."""
     try:
         return settings_by_section(tomllib.loads(summary.config_toml))
     except tomllib.TOMLDecodeError:
-        return []  # the text itself stands on the page
+        return []  # the page shows the raw text
 
 
 def _lost(entries: list[Entry], key: str) -> str:
-    """Names those whose line is missing, since a mean over seeds needs a number of each, and those whose seeds are."""
+    """A note that names strategies without a line, which needs a value from every seed, and lost seeds of the rest."""
     drawn = [
         entry for entry in entries if key in entry.curves and any(value is not None for value in entry.curves[key].mean)
     ]
@@ -154,7 +154,7 @@ def _is_smooth(summary: Summary) -> bool:
 
 
 def _what_lines_are(summary: Summary) -> str:
-    """What a line and its band are made of."""
+    """What a line and its band show."""
     seeds = summary.num_seeds
     line = f"the mean of {wording.plural(seeds, 'seed')}" if seeds > 1 else "one seed"
     band = ", the band one standard deviation either way" if seeds > 1 else ""

@@ -1,6 +1,6 @@
-"""The charts of a comparison's section "Statistics": what describes all runs at once, beside the tests that decide.
+"""The charts of the section "Statistics": descriptive statistics over all runs, beside the tests that decide.
 
-Scores are the final values of the runs, [seeds, conditions] for each strategy, in the metric's own unit.
+Scores are the final values of runs, [seeds, conditions] per strategy, in the unit of the metric.
 """
 
 import math
@@ -18,15 +18,15 @@ from fedsign.report.chart import Axis, Chart, Series, nice_ticks, value_axis
 from fedsign.report.run_charts import line_chart
 
 MIN_SEEDS = 3
-"""Fewer have no middle half."""
+"""An interquartile mean needs at least three runs."""
 
-_THRESHOLDS = 81  # of a profile
-_PAD = 0.04  # of an axis whose end is a value, so that its mark is whole
+_THRESHOLDS = 81  # points of a profile
+_PAD = 0.04  # margin of an axis that ends at a value, so its mark is not cut
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:
-    """Of the strategies that have enough runs; None and empty where there are too few."""
+    """Statistics of the strategies with enough runs; otherwise None or empty."""
 
     aggregates: dict[str, Aggregates]
     thresholds: tuple[float, ...]  # of the profiles, in the metric's unit
@@ -34,7 +34,7 @@ class Statistics:
 
 
 def statistics(summary: Summary) -> Statistics:
-    """All that the section shows; the same summary gives the same numbers."""
+    """All statistics of the section; deterministic for a given summary."""
     sign = 1.0 if summary.higher_is_better else -1.0
     found = {name: sign * _scores(summary, name) for name in summary.labels}
     found = {name: scores for name, scores in found.items() if len(scores) >= MIN_SEEDS}
@@ -49,7 +49,7 @@ def statistics(summary: Summary) -> Statistics:
 
 
 def charts(summary: Summary, found: Statistics) -> dict[str, Chart]:
-    """By the names of their files; empty where there is nothing to see."""
+    """Charts by file name; only those with data."""
     drawn: dict[str, Chart] = {}
     if found.aggregates:
         drawn["interquartile-mean"] = _interquartile_means(summary, found)
@@ -91,7 +91,7 @@ def _improvements(summary: Summary, found: Statistics) -> Chart:
 
 
 def _ranks(summary: Summary, ranks: Ranks) -> Chart:
-    """Demšar's diagram in rows: whiskers of half a critical difference either way; apart where ranks differ by more."""
+    """Demšar's diagram as rows: whiskers of half a critical difference; strategies without overlap differ."""
     half = (ranks.critical_difference or 0.0) / 2
     rows = sorted(
         ((name, [mean, mean - half, mean + half]) for name, mean in ranks.mean.items()), key=lambda row: row[1]
@@ -120,7 +120,7 @@ def _ranks(summary: Summary, ranks: Ranks) -> Chart:
 
 
 def _profiles(summary: Summary, found: Statistics) -> Chart:
-    """Over thresholds in the unit of the table; x runs upwards, also where less is better."""
+    """Profiles over thresholds in the table's unit; x increases even if lower is better."""
     factor, looks = summary.scale.factor, list(summary.labels)
     order = slice(None, None, 1 if summary.higher_is_better else -1)
     across = [factor * each for each in found.thresholds][order]
@@ -156,13 +156,13 @@ def _intervals(
     text: str,
     has_whiskers: bool = True,
 ) -> Chart:
-    """A row of a value and the ends of its interval for each strategy."""
+    """One row per strategy: a value with its interval."""
     y, series = category_rows(summary, [("", name, summary.labels[name]) for name, _ in rows])
     marks = [
         replace(
             each,
             mark="point",
-            is_open=True,  # a full dot is a verdict
+            is_open=True,  # full dots are reserved for verdicts
             x=(value,),
             low=(low,) if has_whiskers else (),
             high=(high,) if has_whiskers else (),
@@ -182,7 +182,7 @@ def _ends(estimate: Estimate) -> list[float]:
 
 
 def _scores(summary: Summary, strategy: str) -> NDArray[np.float64]:
-    """[S, C], of the seeds that have a number under every condition."""
+    """[S, C]: seeds with a value under every condition."""
     columns = [
         dict(zip(entry.seeds, entry.values, strict=True)) for entry in summary.entries if entry.strategy == strategy
     ]
@@ -192,7 +192,7 @@ def _scores(summary: Summary, strategy: str) -> NDArray[np.float64]:
 
 
 def _blocks(summary: Summary) -> dict[str, NDArray[np.float64]]:
-    """A score for each seed under each condition, the lowest for a lost run; without blocks with an unfinished run."""
+    """A score per seed and condition, the lowest for lost runs; blocks with unfinished runs are left out."""
     sign = 1.0 if summary.higher_is_better else -1.0
     blocks: list[list[float]] = []
     for condition in summary.conditions:

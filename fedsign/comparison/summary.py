@@ -1,12 +1,11 @@
-"""What a comparison is, and what is read off it: strategies side by side over seeds and a grid.
+"""The plan of a comparison and the summary of its runs: strategies side by side over seeds and a grid.
 
-[Note: cells, choices, conditions] A *cell* is one run.  Keys of the grid under `strategy`, `client` and
-`server` are *choices*, except for participation and local work (`server.cohort_size`, `client.local_epochs`,
-`client.local_steps`, `client.batch_size`): hyper-parameters, of which each strategy gets its best one, chosen by
-the mean over seeds of the metric on validation samples that are held out of training, never by the test samples.
-All other keys, and those given to `by`, are *conditions*: each combination is a table column of its own.  Seeds
-are paired: the same seed gives every strategy the same data split, partition, initial model, cohorts and batch
-orders.
+[Note: cells, choices, conditions] A *cell* is one run.  Grid keys under `strategy`, `client` and `server` are
+*choices*, i.e. hyperparameters: each strategy gets its best one, selected by the mean over seeds of the metric on
+validation samples held out of training, never on test samples.  The exceptions are participation and local work
+(`server.cohort_size`, `client.local_epochs`, `client.local_steps`, `client.batch_size`).  These, all other keys, and
+those given to `by` are *conditions*: each combination is a column of the table.  Seeds are paired: the same seed gives
+every strategy the same data split, partition, initial model, cohorts and batch order.
 """
 
 import itertools
@@ -23,54 +22,54 @@ from fedsign.report.wording import is_share, plural
 from fedsign.storage.results import Line, final_value
 
 LAST = 5
-"""The final value of a run is the mean of this many last rounds."""
+"""The final value of a run is the mean over this many last rounds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
     """One run of a comparison."""
 
-    id: str  # readable, and at its end the digest
+    id: str  # a readable name that ends in the digest
     strategy: str
     condition: Mapping[str, Any]
     choice: Mapping[str, Any]
     seed: int
     rounds: int
-    trial: int | None = None  # of a search of settings, from 0 on; None: counts as a result
+    trial: int | None = None  # index in a hyperparameter search; None: the cell counts as a result
 
     @property
     def digest(self) -> str:
-        """A hash of all that the results depend on."""
+        """A hash of everything that the results depend on."""
         return self.id.rpartition("-")[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is compared, and how it is judged; the content of comparison.json."""
+    """What is compared and how it is evaluated: the content of comparison.json."""
 
     name: str
     metric: str  # such as "accuracy"
     higher_is_better: bool
     reference: str
-    target: float | None  # as given; None: see fedsign.comparison.target.default_target
-    labels: Mapping[str, str]  # of the strategies, in the order given
+    target: float | None  # given by the user; None: see fedsign.comparison.target.default_target
+    labels: Mapping[str, str]  # strategy -> label, in the given order
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
     config_toml: str  # the base experiment, complete
-    request: Mapping[str, Any]  # what was asked for; the cells' configurations are made of it again
+    request: Mapping[str, Any]  # the user's request, from which the configurations of cells are rebuilt
     environment: Mapping[str, Any] = field(default_factory=dict)
-    tuning: Mapping[str, Any] = field(default_factory=dict)  # see fedsign.comparison.tuning; empty without
-    rows: tuple[Mapping[str, Any], ...] = ()  # of an ablation, see fedsign.ablation.controls.Control
+    tuning: Mapping[str, Any] = field(default_factory=dict)  # see fedsign.comparison.tuning; empty without a search
+    rows: tuple[Mapping[str, Any], ...] = ()  # fields of fedsign.ablation.controls.Control; only for an ablation
 
     @property
     def grows(self) -> bool:
-        """Whether cells follow from what others have measured."""
+        """Whether further cells depend on the results of earlier ones."""
         return bool(self.tuning or self.rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Played:
-    """What a cell has left on disk so far."""
+    """The results of a cell on disk so far."""
 
     cell: Cell
     is_finished: bool
@@ -78,16 +77,16 @@ class Played:
     lines: Sequence[Line] = ()
     population: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
-    failure: str | None = None  # why it failed; None: it has finished, or is still to be played (on)
+    failure: str | None = None  # why it failed; None: finished or pending
 
     def final(self, key: str) -> float | None:
-        """Mean of a figure over the last rounds."""
+        """Mean of a metric over the last rounds."""
         return final_value(list(self.lines), key, last=LAST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """A figure per round over seeds: mean and sample standard deviation; None where a seed has no number."""
+    """A metric per round over seeds: mean and sample standard deviation; None where a seed lacks the value."""
 
     rounds: tuple[int, ...]
     mean: tuple[float | None, ...]
@@ -96,107 +95,107 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedUp:
-    """How many times fewer rounds than the reference; with a `sign`, the ratio is a bound and has no interval."""
+    """The ratio of rounds to the target, reference over own; with a `sign` it is a bound without an interval."""
 
     ratio: float | None  # None: pairs are censored on both sides
     low: float | None
     high: float | None
     sign: Literal["", "<", ">"]
     num_pairs: int
-    num_censored: int  # pairs of which a run did not reach the target
+    num_censored: int  # pairs in which a run did not reach the target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToTarget:
-    """What it took to reach the target and stay; see [Note: reached, censored] in fedsign.comparison.target.
+    """The cost to reach the target and stay there; see [Note: reached, censored] in fedsign.comparison.target.
 
     Medians are over all seeds that finished or failed.
     """
 
     target: float
     reached: Mapping[int, int | None]  # seed -> round; None: censored
-    limits: Mapping[int, int]  # seed -> the last round from which on it could have been seen to stay
+    limits: Mapping[int, int]  # seed -> the last round at which reaching the target could be observed
     is_bound: bool  # the medians are lower bounds
-    rounds: float | None  # None without a seed
+    rounds: float | None  # None without seeds
     bytes_down: float | None
     bytes_up: float | None
     speed_up: SpeedUp | None = None  # None for the reference itself
 
     @property
     def num_seeds(self) -> int:
-        """Those that finished or failed."""
+        """Seeds that finished or failed."""
         return len(self.reached)
 
     @property
     def num_reached(self) -> int:
-        """Those that are not censored."""
+        """Seeds that are not censored."""
         return sum(round is not None for round in self.reached.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One strategy under one condition, at its chosen hyper-parameters."""
+    """One strategy under one condition, at its chosen hyperparameters."""
 
     strategy: str
     label: str  # for tables and legends, such as "FedSign"
     condition: Mapping[str, Any]
-    choice: Mapping[str, Any]  # the chosen values of the grid; empty without a grid of choices
-    num_choices: int  # how many were tried
-    seeds: tuple[int, ...]  # finished ones
+    choice: Mapping[str, Any]  # chosen hyperparameters; empty if none are in the grid
+    num_choices: int  # number of choices tried
+    seeds: tuple[int, ...]  # finished seeds
     values: tuple[float | None, ...]  # final value per seed (mean of the last rounds); None: diverged
     mean: float | None
     std: float | None
-    difference: Interval | None  # to the reference strategy, paired over seeds; None for the reference itself
+    difference: Interval | None  # to the reference, paired over seeds; None for the reference itself
     to_target: ToTarget | None
     bytes_down: float | None  # mean over seeds, whole run
     bytes_up: float | None
     curves: Mapping[str, Curve]  # metric, loss, train_loss, client_drift, ... by name
-    failures: int  # client replies that could not be used, all seeds
-    num_failed: int  # cells that failed: they are played again only if asked for, and have no value
-    unfinished: int  # cells that are still to be played, or to be played on
+    failures: int  # unusable client replies, all seeds
+    num_failed: int  # failed cells: without a value, rerun only on request
+    unfinished: int  # cells to be run or resumed
     folders: tuple[Path, ...]  # the runs
 
     @property
     def num_seeds(self) -> int:
-        """All seeds that were planned, whatever became of them."""
+        """All planned seeds, whatever their outcome."""
         return len(self.seeds) + self.num_failed + self.unfinished
 
     @property
     def num_values(self) -> int:
-        """Seeds that ended with a number, which the mean is of."""
+        """Seeds with a final value, over which the mean is taken."""
         return sum(value is not None for value in self.values)
 
     @property
     def num_diverged(self) -> int:
-        """Seeds that finished without a number."""
+        """Seeds that finished without a final value."""
         return len(self.values) - self.num_values
 
     @property
     def num_lost(self) -> int:
-        """Seeds that will have no number: what is left of the strategy are its lucky ones."""
+        """Seeds that will never have a value; the remaining ones are the lucky ones."""
         return self.num_diverged + self.num_failed
 
     @property
     def seeds_of_all(self) -> str:
-        """`2 of 3 seeds`, where the mean is not of all seeds that were planned; empty where it is."""
+        """`2 of 3 seeds` if the mean lacks some planned seeds; otherwise empty."""
         return "" if self.num_values == self.num_seeds else f"{self.num_values} of {plural(self.num_seeds, 'seed')}"
 
     @property
     def seed_troubles(self) -> str:
-        """What became of the seeds that have no value; empty where all have one."""
+        """Outcomes of the seeds without a value; empty if there are none."""
         said = [(self.num_diverged, "diverged"), (self.num_failed, "failed"), (self.unfinished, "unfinished")]
         return ", ".join(f"{count:,} {what}" for count, what in said if count)
 
     @property
     def troubles(self) -> str:
-        """What went wrong, in few words; empty where nothing did."""
+        """A short list of what went wrong; empty if nothing did."""
         replies = f"{self.failures:,} failed {'reply' if self.failures == 1 else 'replies'}" if self.failures else ""
         return ", ".join(filter(None, [self.seed_troubles, replies]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One tried choice of one strategy under one condition: what the validation samples said."""
+    """One choice tried for one strategy under one condition: the result on validation samples."""
 
     strategy: str
     condition: Mapping[str, Any]
@@ -204,64 +203,64 @@ class Trial:
     validation_mean: float | None
     validation_std: float | None
     chosen: bool
-    number: int | None = None  # of a search of settings, from 0 on
-    num_lost: int = 0  # its runs that diverged or failed
-    values: tuple[float | None, ...] = ()  # of its runs that have ended, seed by seed
-    seconds: float = 0.0  # of its runs, added up
+    number: int | None = None  # index in a hyperparameter search
+    num_lost: int = 0  # diverged or failed runs
+    values: tuple[float | None, ...] = ()  # of runs that have ended, by seed
+    seconds: float = 0.0  # total of its runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """All that the table, the figures, the page and the export show."""
+    """Everything that the table, figures, page and export show."""
 
     name: str
     path: Path
     metric: str  # such as "accuracy"
     higher_is_better: bool
-    last: int  # the final value is the mean of so many last rounds; fewer than LAST where fewer are played
+    last: int  # rounds averaged for the final value; fewer than LAST for short runs
     target: float | None  # None: each condition has its own, see Entry.to_target
-    reference: str  # the strategy that differences are taken to
+    reference: str  # the strategy to which differences are taken
     conditions: tuple[Mapping[str, Any], ...]
-    entries: tuple[Entry, ...]  # condition by condition, strategies in the order given
+    entries: tuple[Entry, ...]  # by condition, strategies in the given order
     trials: tuple[Trial, ...] = ()
     tuning: Mapping[str, Any] = field(default_factory=dict)  # the plan's
     config_toml: str = ""  # the base experiment, complete
     environment: Mapping[str, Any] = field(default_factory=dict)
-    # partition.json of the first cell of each condition, by condition label (`values_label`)
+    # condition label (`values_label`) -> partition.json of its first cell
     population: Mapping[str, Any] = field(default_factory=dict)
     num_cells: int = 0
     num_finished: int = 0
-    failed: Mapping[str, str] = field(default_factory=dict)  # id -> why, of the cells that failed
-    seconds: float = 0.0  # of all cells, added up
+    failed: Mapping[str, str] = field(default_factory=dict)  # cell id -> reason
+    seconds: float = 0.0  # total of all cells
 
     @property
     def num_pending(self) -> int:
-        """Cells that are still to be played, or to be played on."""
+        """Cells to be run or resumed."""
         return self.num_cells - self.num_finished - len(self.failed)
 
     @property
     def num_seeds(self) -> int:
-        """The most seeds that one of the entries has."""
+        """The largest number of finished seeds of an entry."""
         return max((len(entry.seeds) for entry in self.entries), default=0)
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of the strategies, in the order given; the position is a strategy's color and line style."""
+        """Strategy -> label in the given order, which also determines colors and line styles."""
         return {entry.strategy: entry.label for entry in self.entries}
 
     @property
     def reference_label(self) -> str:
-        """Of the strategy that differences are taken to."""
+        """The label of the reference strategy."""
         return self.labels.get(self.reference, self.reference)
 
     @property
     def metric_name(self) -> str:
-        """The metric in words; the figures on test samples are meant wherever nothing else is said."""
+        """The metric in words; on test samples, unless said otherwise."""
         return self.metric.replace("_", " ")
 
     @property
     def scale(self) -> Scale:
-        """Two decimals of a percentage; four significant digits of anything else."""
+        """Two decimals for percentages; otherwise four significant digits."""
         if is_share(self.metric):
             return Scale(decimals=2, percent=True, factor=100.0, unit="%")
         sizes = [abs(entry.mean) for entry in self.entries if entry.mean]
@@ -270,16 +269,16 @@ class Summary:
 
     @property
     def last_rounds(self) -> str:
-        """What a final value is: `mean of the last 5 rounds`."""
+        """What a final value is, such as `mean of the last 5 rounds`."""
         return "value of the last round" if self.last == 1 else f"mean of the last {self.last} rounds"
 
     def entries_of(self, condition: Mapping[str, Any]) -> list[Entry]:
-        """The strategies under a condition, in the order given."""
+        """The strategies under a condition, in the given order."""
         return [entry for entry in self.entries if entry.condition == condition]
 
 
 def strategy_label(name: str) -> str:
-    """A strategy's name for tables and legends.
+    """The name of a strategy in tables and legends.
 
     >>> strategy_label("fedsign"), strategy_label("flower_fedavg"), strategy_label("mine:Anchored")
     ('FedSign', 'FedAvg (Flower)', 'Anchored')
@@ -289,7 +288,7 @@ def strategy_label(name: str) -> str:
 
 
 def values_label(values: Mapping[str, Any]) -> str:
-    """A condition or a choice in one line; empty for none.
+    """A condition or a choice on one line; empty for none.
 
     >>> values_label({"partition.alpha": 0.1, "model.name": "mlp"})
     'partition.alpha=0.1, model.name=mlp'
@@ -307,7 +306,7 @@ def _value_label(value: Any) -> str:
 
 
 def products(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """All combinations, the last axis running fastest.
+    """All combinations; the last axis varies fastest.
 
     >>> products({"a": [1, 2], "b": [3]}), products({})
     ([{'a': 1, 'b': 3}, {'a': 2, 'b': 3}], [{}])

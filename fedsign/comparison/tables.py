@@ -1,4 +1,4 @@
-"""The tables of a comparison: text for pages and LaTeX, numbers for table.csv and `Comparison.frame`."""
+"""The tables of a comparison: text for pages and LaTeX, numbers for CSV files and `Comparison.frame`."""
 
 import json
 import math
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultRow:
-    """A strategy's line in the final table."""
+    """One strategy's row in the final table."""
 
     entry: Entry
     choice: str
-    sample: Series  # of its lines
-    is_bold: bool  # never under one condition of several
+    sample: Series  # its line style
+    is_bold: bool  # always False if there are several conditions
     value: str
     difference: str
-    verdict: str  # `better, p = 0.012`; empty under one condition of several
+    verdict: str  # `better, p = 0.012`; empty if there are several conditions
     wins: str
     rounds: str
     speed_up: str  # empty for the reference
@@ -39,7 +39,7 @@ class ResultRow:
 
     @property
     def whole_value(self) -> str:
-        """`97.62 ± 0.31 (2 of 3 seeds)`; nothing is said of seeds where none is missing."""
+        """`97.62 ± 0.31 (2 of 3 seeds)`; seeds are mentioned only if some are missing."""
         seeds = self.entry.seeds_of_all
         return f"{self.value} ({seeds})" if seeds else self.value
 
@@ -49,13 +49,13 @@ class ResultTable:
     """The final table of one condition."""
 
     condition: str
-    target: str  # empty without one
+    target: str  # empty if there is none
     rows: list[ResultRow]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PooledRow:
-    """A strategy's line over all conditions."""
+    """One strategy's row over all conditions."""
 
     standing: Standing
     sample: Series
@@ -66,7 +66,7 @@ class PooledRow:
 
 
 def pooled(summary: Summary) -> list[PooledRow]:
-    """The table over all conditions; empty where there is only one, whose own table says it."""
+    """The table over all conditions; empty for a single condition, whose own table shows it."""
     if len(summary.conditions) < 2:
         return []
     looks = list(summary.labels)
@@ -84,9 +84,9 @@ def pooled(summary: Summary) -> list[PooledRow]:
 
 
 def verdict_text(row: Standing) -> str:
-    """`better, p = 0.012`; empty where no test has been made.
+    """`better, p = 0.012`; empty without a test.
 
-    "Too few seeds to tell" has its p, too: the reader sees how few.
+    "Too few seeds to tell" comes with its p as well, to show how far off it is.
     """
     if row.says == "reference" or row.p is None or row.difference is None or row.difference.num_pairs < 2:
         return ""
@@ -110,12 +110,12 @@ def results(summary: Summary) -> list[ResultTable]:
 
 
 def table_rows(summary: Summary) -> list[Line]:
-    """All numbers in full, condition by condition; None where there is no number."""
+    """All numbers in full precision, by condition; None where missing."""
     return [_table_row(summary, entry) for entry in summary.entries]
 
 
 def statistics_rows(summary: Summary, found: Statistics) -> list[Line]:
-    """One line for each strategy over all conditions: what was tested, and what describes."""
+    """One row per strategy over all conditions: tests and descriptive statistics."""
     rows = []
     for row in standings(summary).rows:
         own = found.aggregates.get(row.strategy)
@@ -141,7 +141,7 @@ def statistics_rows(summary: Summary, found: Statistics) -> list[Line]:
 
 
 def pair_rows(summary: Summary) -> list[Line]:
-    """One line for each test."""
+    """One row per test."""
     return [
         {
             "first": pair.first,
@@ -156,14 +156,14 @@ def pair_rows(summary: Summary) -> list[Line]:
 
 
 def _columns(name: str, found: Any, value: str) -> Line:
-    """A figure, which is its attribute `value`, and the ends of its interval; None where there is none."""
+    """Columns of a statistic (its attribute `value`) and its interval; None where missing."""
     columns = {name: value, f"{name}_low": "low", f"{name}_high": "high"}
     ends = {column: getattr(found, attribute, None) for column, attribute in columns.items()}
     return {column: None if end is None else float(end) for column, end in ends.items()}
 
 
 def names(entry: Entry) -> Line:
-    """What tells one row from another."""
+    """The columns that identify a row."""
     return {
         **entry.condition,
         "strategy": entry.strategy,
@@ -173,7 +173,7 @@ def names(entry: Entry) -> Line:
 
 
 def frame_of(rows: Sequence[Line]) -> "pd.DataFrame":
-    """Rows as they are, columns in the order of their first appearance; lists and tables of settings as JSON."""
+    """Rows with columns in order of first appearance; nested values as JSON."""
     import pandas
 
     plain = [
@@ -184,7 +184,7 @@ def frame_of(rows: Sequence[Line]) -> "pd.DataFrame":
 
 
 def to_frame(summary: Summary) -> "pd.DataFrame":
-    """The rows of `table_rows` with columns of numbers, where no number is NaN."""
+    """The rows of `table_rows` with numeric columns; missing values are NaN."""
     frame = frame_of(table_rows(summary))
     return frame.where(frame.notna(), math.nan).infer_objects()
 
@@ -200,7 +200,7 @@ def _result_row(summary: Summary, entry: Entry, look: int, found: Standings | No
         wins = f"{entry.difference.wins}/{entry.difference.num_pairs}"
     return ResultRow(
         entry=entry,
-        choice="" if summary.tuning else short_label(entry.choice),  # else in a table of their own
+        choice="" if summary.tuning else short_label(entry.choice),  # a search has a table of its own
         sample=Series(name=entry.label, x=(), y=(), color=look),
         is_bold=row is not None and row.is_bold,
         value=scale.spread(entry.mean, entry.std),
@@ -216,7 +216,7 @@ def _result_row(summary: Summary, entry: Entry, look: int, found: Standings | No
 
 
 def speed_up_text(found: SpeedUp | None) -> str:
-    """`× 1.84 [1.20, 2.81]`, with censored pairs `> × 1.50 (2 censored)`, or empty without one."""
+    """`× 1.84 [1.20, 2.81]`, with censored pairs `> × 1.50 (2 censored)`; empty for the reference."""
     if found is None:
         return ""
     censored = f" ({found.num_censored} censored)" if found.num_censored else ""
@@ -224,7 +224,7 @@ def speed_up_text(found: SpeedUp | None) -> str:
 
 
 def ratio_text(found: SpeedUp | None) -> str:
-    """The ratio alone."""
+    """The ratio with its interval, without the censored pairs."""
     if found is None or found.ratio is None:
         return ""
     interval = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"

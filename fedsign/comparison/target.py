@@ -1,11 +1,11 @@
-"""What it took to reach a target, and how much less than the reference took.
+"""The cost to reach a target, and the speed-up over the reference.
 
-[Note: reached, censored] A run reaches the target in the first round from which on the smoothed metric stays at the
-target or better for LAST more rounds.  Smoothed is the mean of the last LAST rounds, as the final value is: a spike of
-one round lifts LAST smoothed values, one too few.  Runs of fewer than ten rounds are not smoothed, and have to stay for
-one more round.  A run that does not reach the target is *censored*: what it would have taken is more than the last
-round from which on it could have been seen to stay.  One that failed never reaches it.  Censored runs come after all
-others: a median that one of them decides is a lower bound, written "> 55".
+[Note: reached, censored] A run reaches the target in the first round from which the smoothed metric stays at the target
+or better for LAST more rounds.  The smoothed metric is the trailing mean over LAST rounds, like the final value.  A
+spike of one round lifts only LAST smoothed values, one too few.  Runs of fewer than ten rounds are not smoothed, and
+must stay for one more round.  A run that does not reach the target is *censored*: its cost exceeds the last round at
+which reaching it could be observed.  A failed run never reaches it.  Censored runs rank after all others: a median that
+one of them determines is a lower bound, written "> 55".
 """
 
 import math
@@ -21,11 +21,11 @@ from fedsign.report.run_charts import MIN_ROUNDS_TO_SMOOTH
 from fedsign.storage.results import Line
 
 TARGET_SHARE = 0.95
-"""Without a target of the user's, the target is this share of what the reference ends at."""
+"""The default target, as a share of the reference's final value."""
 
 
 def default_target(reference_mean: float | None, *, higher_is_better: bool) -> float | None:
-    """`TARGET_SHARE` of where the reference ends; for a figure that should be low, that much above it.
+    """`TARGET_SHARE` times the reference's final value; divided by it for a metric of which lower is better.
 
     >>> round(default_target(0.8, higher_is_better=True), 3), round(default_target(1.9, higher_is_better=False), 3)
     (0.76, 2.0)
@@ -36,12 +36,12 @@ def default_target(reference_mean: float | None, *, higher_is_better: bool) -> f
 
 
 def window(num_rounds: int) -> int:
-    """Over how many rounds a run's metric is smoothed, and for how many more it has to stay."""
+    """Rounds over which a metric is smoothed, and for which it must stay at the target."""
     return LAST if num_rounds >= MIN_ROUNDS_TO_SMOOTH else 1
 
 
 def reaching(lines: Sequence[Line], metric: str, target: float, *, higher_is_better: bool) -> int | None:
-    """Position of the line in which a run reaches the target; None if it does not."""
+    """Index of the record in which a run reaches the target; None if it does not."""
     last = window(len(lines))
     smoothed = trailing_mean([line.get(metric) for line in lines], last=last)
     holds = [value is not None and (value >= target if higher_is_better else value <= target) for value in smoothed]
@@ -51,11 +51,12 @@ def reaching(lines: Sequence[Line], metric: str, target: float, *, higher_is_bet
 def to_target(
     played: Sequence[Played], metric: str, target: float | None, *, higher_is_better: bool
 ) -> ToTarget | None:
-    """See ToTarget; of runs that finished or failed.  Bytes are of all rounds up to the one that reached the target."""
+    """The cost of runs that finished or failed; bytes include the round that reached the target."""
     if target is None:
         return None
     over = [each for each in played if each.is_finished or each.failure is not None]
-    taken: dict[int, list[tuple[bool, float]]] = {}  # seed -> rounds, bytes down, bytes up; True: more than that
+    # seed -> (is lower bound, amount) for rounds, bytes down, bytes up
+    taken: dict[int, list[tuple[bool, float]]] = {}
     limits = {}
     for each in over:
         at = reaching(each.lines, metric, target, higher_is_better=higher_is_better) if each.is_finished else None
@@ -78,16 +79,16 @@ def to_target(
 
 
 def with_speed_up(taken: ToTarget | None, reference: ToTarget | None) -> ToTarget | None:
-    """With how many times fewer rounds it took than the reference did, paired by seed."""
+    """Add the speed-up over the reference, paired by seed."""
     if taken is None or reference is None:
         return taken
     return replace(taken, speed_up=speed_up(taken, reference))
 
 
 def speed_up(taken: ToTarget, reference: ToTarget) -> SpeedUp | None:
-    """Geometric mean of the ratios of rounds, reference over own, with Student's t interval of their logarithms.
+    """Geometric mean of the ratios of rounds, reference over own, with Student's t interval in log space.
 
-    Where pairs are censored on one side only, their limits make a bound of the mean; on both sides there is none.
+    If pairs are censored on one side only, their limits give a bound on the mean; otherwise there is none.
     """
     seeds = [seed for seed in taken.reached if seed in reference.reached]
     if not seeds:
@@ -106,7 +107,7 @@ def speed_up(taken: ToTarget, reference: ToTarget) -> SpeedUp | None:
 
 
 def total(lines: Iterable[Line], key: str) -> float:
-    """Sum of a figure over rounds."""
+    """Sum of a column over rounds."""
     return float(sum(line.get(key) or 0 for line in lines))
 
 
@@ -115,7 +116,7 @@ def _logarithms(taken: ToTarget, seeds: Iterable[int]) -> Mapping[int, float]:
 
 
 def _median(values: Sequence[tuple[bool, float]]) -> tuple[bool, float | None]:
-    """Whether it is a lower bound, and the median; those that took more than they say come last."""
+    """Whether the median is a lower bound, and the median; lower bounds rank after equal values."""
     if not values:
         return False, None
     ordered = sorted(values)

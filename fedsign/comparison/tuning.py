@@ -1,13 +1,13 @@
-"""A search of settings: what a plan records of it, and what its cells on disk say.
+"""Hyperparameter search: what a plan stores about it, and the results of its cells on disk.
 
-[Note: trials] The cells of a *trial* are the runs of one choice of settings with the seeds of tuning.  They train on
-fewer samples: the others are held out and judge.  The runs that count follow: with the settings of the best trial, on
-all training samples, with seeds that no trial has seen.  `Plan.tuning` has
+[Note: trials] A *trial* is the runs of one choice of settings, with seeds for tuning.  Trials train on fewer samples,
+as some are held out for validation.  The runs that count follow: with the settings of the best trial, on all training
+samples, with seeds that no trial has used.  `Plan.tuning` holds
 
 labels, batch, seeds, validation_fraction, settings, num_to_come
-lead        the budgets in words, where they are no number of trials; or empty
-searches    one for each strategy and condition: its space (key -> range), and what it costs in trials, runs and rounds;
-            of what was learnt by gradients, `budget` says it in words and `seconds` adds to those of the runs
+lead        the budgets in words, if they are not a number of trials; or empty
+searches    one per strategy and condition: its space (key -> range), and its cost in trials, runs and rounds; for
+            gradient-based tuning, `budget` says the cost in words and `seconds` adds to the time of the runs
 """
 
 import math
@@ -18,11 +18,11 @@ from typing import Any
 from fedsign.comparison.summary import Plan, Played, Trial
 from fedsign.intervals import mean_and_std
 
-Values = Sequence[float | None]  # of a trial's seeds; None where the run diverged or failed
+Values = Sequence[float | None]  # of a trial, by seed; None for a diverged or failed run
 
 
 def best_trial(values: Sequence[Values], *, higher_is_better: bool) -> int:
-    """The position of the best mean, the first of equals; a trial never wins over one that lost fewer seeds.
+    """Index of the best mean, the first among ties; fewer lost seeds always win.
 
     >>> best_trial([[0.5, 0.7], [0.9, None], [0.6, 0.6]], higher_is_better=True)
     0
@@ -37,12 +37,12 @@ def _rank(values: Values, sign: int) -> tuple[int, float]:
 
 
 def is_lost_trial(played: Played) -> bool:
-    """Whether a run of a trial failed, such as one that diverged: an outcome like any other."""
+    """Whether a trial's run failed, e.g. diverged, which is a regular outcome of a search."""
     return played.cell.trial is not None and played.failure is not None
 
 
 def validation_value(played: Played, metric: str) -> float | None:
-    """What a run of a trial is judged by: NaN if it was lost, None if it has not ended."""
+    """The validation metric of a trial's run: NaN if it was lost, None if it has not ended."""
     if not played.is_finished:
         return None if played.failure is None else math.nan
     value = played.final(f"validation_{metric}")
@@ -50,7 +50,7 @@ def validation_value(played: Played, metric: str) -> float | None:
 
 
 def tuned_trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
-    """All trials so far, search by search; one of each search that has ended is chosen."""
+    """All trials so far, by search; each completed search has one chosen trial."""
     found: list[Trial] = []
     for search in plan.tuning.get("searches", ()):
         of_search = [each for each in played if _is_of(each, search)]

@@ -1,4 +1,4 @@
-"""The page's section on the search of settings: budgets, spaces, chosen values, and all trials."""
+"""The page's section on hyperparameter search: budgets, search spaces, chosen values, and all trials."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fedsign.report.wording import MISSING, duration, plural, setting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """A setting of one strategy: what was chosen, and from where."""
+    """One setting of one strategy: the chosen value and its search space."""
 
     value: str
     space: str
@@ -21,14 +21,14 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One search: of a strategy under a condition."""
+    """One search: a strategy under a condition."""
 
     label: str
     color: int
     budget: str
-    before: str  # the validation value of the experiment as given
-    after: str  # of what was chosen
-    trial: str  # which trial that was
+    before: str  # validation value of the given experiment
+    after: str  # validation value of the chosen trial
+    trial: str  # number of the chosen trial
     lost: str
     time: str
     cells: Sequence[Cell]
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dot:
-    """A trial in a panel; places from 0 to 1, from the left and from the bottom."""
+    """A trial in a panel; coordinates from 0 to 1, from the left and the bottom."""
 
     x: float
     y: float
@@ -47,11 +47,11 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """Validation values over one setting."""
+    """Validation values against one setting."""
 
     title: str
-    ends: tuple[str, str]  # of the setting
-    values: tuple[str, str]  # lowest and highest validation value that are shown
+    ends: tuple[str, str]  # range of the setting
+    values: tuple[str, str]  # range of validation values shown
     dots: Sequence[Dot]
 
 
@@ -64,11 +64,11 @@ class Tuned:
     rows: Sequence[Row]
     charts: Sequence[Chart]
     panels: Sequence[Panel]
-    trials: Sequence[tuple[Trial, str, str, str]]  # with its label, choice and value
+    trials: Sequence[tuple[Trial, str, str, str]]  # with label, choice and value
 
 
 def sections(summary: Summary) -> list[Tuned]:
-    """Condition by condition; nothing without a search."""
+    """One section per condition; empty without a search."""
     searches = summary.tuning.get("searches", ())
     conditions = [each["condition"] for each in searches]
     distinct = [each for place, each in enumerate(conditions) if each not in conditions[:place]]
@@ -76,7 +76,7 @@ def sections(summary: Summary) -> list[Tuned]:
 
 
 def lead(summary: Summary) -> str:
-    """What each strategy got, in words."""
+    """The budget of each strategy, in words."""
     tuning = summary.tuning
     if not tuning:
         return ""
@@ -107,7 +107,7 @@ def _section(summary: Summary, condition: Mapping[str, Any]) -> Tuned:
     }
     trials = [trial for each in of.values() for trial in each]
     values = [trial.validation_mean for trial in trials if trial.validation_mean is not None]
-    # one that learnt nothing would flatten all others
+    # The axis starts at the worst quartile: a trial that learned nothing would flatten all others.
     middle = sorted(values)[len(values) // 4 if summary.higher_is_better else -1 - len(values) // 4] if values else 0.0
     best = (max if summary.higher_is_better else min)(values, default=1.0)
     ticks = nice_ticks(min(middle, best), max(middle, best))
@@ -147,7 +147,7 @@ def _row(summary: Summary, search: Mapping[str, Any], trials: Sequence[Trial], k
 
 
 def _progress(summary: Summary, searches: Sequence[Mapping[str, Any]], of: Mapping[str, Sequence[Trial]]) -> Chart:
-    """The best validation value so far over the trials."""
+    """The best validation value so far, by trial."""
     series, spaces = [], {each["strategy"]: each["space"] for each in searches}
     for strategy, trials in of.items():
         best: list[float | None] = []
@@ -157,7 +157,7 @@ def _progress(summary: Summary, searches: Sequence[Mapping[str, Any]], of: Mappi
             ]
             best.append((max if summary.higher_is_better else min)(known, default=None))
         numbers = [(trial.number or 0) + 1 for trial in trials]
-        if not spaces[strategy] and best:  # what was not searched is a level to compare with
+        if not spaces[strategy] and best:  # a strategy without a search is drawn as a level for comparison
             numbers = list(range(1, max(map(len, of.values())) + 1))
             best = [best[0] for _ in numbers]
         series.append(Series(name=_label(summary, strategy), x=numbers, y=best, color=_color(summary, strategy)))
@@ -168,7 +168,7 @@ def _progress(summary: Summary, searches: Sequence[Mapping[str, Any]], of: Mappi
 
 
 def _learning(summary: Summary, searches: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """The losses of what was learnt by gradients, step by step."""
+    """The losses of gradient-based tuning, by step."""
     charts = []
     for each in (each for each in searches if each.get("losses")):
         name = _label(summary, each["strategy"])
@@ -198,7 +198,10 @@ def _panel(
             value, judged = trial.choice.get(key), trial.validation_mean
             if judged is None or trial.num_lost or not isinstance(value, int | float):
                 continue
-            said = f"{_label(summary, strategy)}, trial {(trial.number or 0) + 1}: {setting(value)}, {_value(summary, trial)}"
+            said = (
+                f"{_label(summary, strategy)}, trial {(trial.number or 0) + 1}: {setting(value)}, "
+                f"{_value(summary, trial)}"
+            )
             height = min(max((judged - low) / (high - low), 0.0), 1.0)
             dots.append(
                 Dot(
@@ -209,7 +212,7 @@ def _panel(
                     text=said,
                 )
             )
-    dots.sort(key=lambda dot: dot.chosen)  # on top of the others
+    dots.sort(key=lambda dot: dot.chosen)  # draw the chosen ones on top
     values = (summary.scale.with_unit(low), summary.scale.with_unit(high))
     return Panel(title=key, ends=(f"{min(ends):g}", f"{max(ends):g}"), values=values, dots=dots)
 

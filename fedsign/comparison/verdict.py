@@ -1,18 +1,17 @@
-"""Which strategies a comparison shows to be better.
+"""Verdicts: which strategies a comparison shows to be better.
 
-[Note: verdicts] A verdict is a corrected test's, never an interval's.  Every pair of strategies is tested once, over
-all conditions: for each seed the mean over the conditions, then Student's t over the seeds, Holm-corrected over all
-pairs, the differences to the reference with more weight (fedsign.comparison.inference).  So the probability that a
-comparison of equal strategies says "better" anywhere - in the headline, in the column of differences to the reference,
-in bold, by a full dot - is at most 5 %, however many strategies there are and whichever of them looks best.
-- *better*, *worse*: what the test of a pair shows.  Not shown is "too few seeds to tell", never "equal".
-- *bold*: shown to be better than at least one strategy, and worse than none.  Where nothing is shown, nothing is bold.
-- Intervals and figures of single conditions, bootstrap intervals, ranks and speed-ups describe; no verdict comes from
-  them.
+[Note: verdicts] A verdict comes from a corrected test, never from an interval.  Every pair of strategies is tested
+once, over all conditions: the mean over conditions for each seed, then Student's t over seeds, Holm-corrected over all pairs,
+with more weight on differences to the reference (fedsign.comparison.inference).  If all strategies are equal, the
+probability that a comparison says "better" anywhere - in the headline, in the column of differences, in bold, by a full
+dot - is at most 5 %, whatever the number of strategies and whichever looks best.
+- *better*, *worse*: the test of a pair is significant.  Otherwise it is "too few seeds to tell", never "equal".
+- *bold*: better than at least one strategy and worse than none.  Without significant tests, nothing is bold.
+- Intervals and values of single conditions, bootstrap intervals, ranks and speed-ups are descriptive, without verdicts.
 
-Seeds are what is independent, conditions are not: the same seed has the same data split and initial model under each.
-A seed that diverged or failed is lost, and those that are left are the lucky ones: a strategy is never shown to be
-better than one that has lost fewer.
+Seeds are independent, conditions are not: a seed has the same data split and initial model under each.  A seed that
+diverged or failed is lost, and the remaining ones are the lucky ones.  So a strategy is never shown to be better than
+one that lost fewer seeds.
 """
 
 import math
@@ -29,28 +28,28 @@ from fedsign.intervals import Interval, mean_and_std, paired_difference
 
 Says = Literal["better", "worse", "too few seeds to tell", "no verdict: lost seeds", "reference"]
 UNDECIDED: Says = "too few seeds to tell"
-LOST: Says = "no verdict: lost seeds"  # of one that would be shown to be better, had it all seeds
+LOST: Says = "no verdict: lost seeds"  # the test is significant, but the better one lost more seeds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """One strategy over all conditions."""
+    """One strategy, pooled over all conditions."""
 
     strategy: str
     label: str
-    values: Mapping[int, float]  # seed -> mean over the conditions, of the seeds that have a number under each
+    values: Mapping[int, float]  # seed -> mean over conditions, for seeds with a value under each
     mean: float | None
     std: float | None
     num_lost: int  # runs that diverged or failed
-    difference: Interval | None  # to the reference; None for the reference itself, or without a seed of both
-    p: float | None  # of that difference, corrected
-    says: Says  # beside the reference
-    better_than: tuple[str, ...]  # strategies
+    difference: Interval | None  # to the reference; None for the reference itself, or without common seeds
+    p: float | None  # corrected p-value of that difference
+    says: Says  # verdict against the reference
+    better_than: tuple[str, ...]  # names of strategies
     worse_than: tuple[str, ...]
 
     @property
     def is_bold(self) -> bool:
-        """See [Note: verdicts]."""
+        """Better than some strategy and worse than none; see [Note: verdicts]."""
         return bool(self.better_than) and not self.worse_than
 
 
@@ -62,12 +61,12 @@ class Pair:
     second: str
     difference: Interval
     p: float  # corrected
-    is_shown: bool  # that one of them is better
+    is_shown: bool  # whether one is shown to be better
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standings:
-    """All strategies in the order given, and all pairs of which a seed has both."""
+    """All strategies in the given order, and all pairs with a common seed."""
 
     rows: tuple[Standing, ...]
     pairs: tuple[Pair, ...]
@@ -79,16 +78,16 @@ class Standings:
 
     @property
     def tells(self) -> bool:
-        """Whether anything is shown."""
+        """Whether any test is significant."""
         return any(pair.is_shown for pair in self.pairs)
 
     def row(self, strategy: str) -> Standing:
-        """Of one strategy."""
+        """The standing of a strategy."""
         return next(row for row in self.rows if row.strategy == strategy)
 
 
 def standings(summary: Summary) -> Standings:
-    """The tests of all pairs over all conditions."""
+    """Test all pairs of strategies over all conditions."""
     names, higher = list(summary.labels), summary.higher_is_better
     values = {name: _over_conditions(summary, name) for name in names}
     lost = np.array([sum(entry.num_lost for entry in summary.entries if entry.strategy == name) for name in names])
@@ -136,14 +135,14 @@ def standings(summary: Summary) -> Standings:
 
 
 def ranked(entries: Sequence[Entry], *, higher_is_better: bool) -> list[Entry]:
-    """Best first.  The fewer seeds a strategy has lost, the further ahead it is, whatever the mean of the others."""
+    """Best mean first, but strategies that lost fewer seeds come before those that lost more."""
     with_mean = [(entry, entry.mean) for entry in entries if entry.mean is not None]
     sign = -1 if higher_is_better else 1
     return [entry for entry, mean in sorted(with_mean, key=lambda pair: (pair[0].num_lost, sign * pair[1]))]
 
 
 def corrected_p(p: float) -> str:
-    """As it stands beside a verdict.
+    """A corrected p-value as text.
 
     >>> corrected_p(0.0004), corrected_p(0.0123), corrected_p(1.0)
     ('p < 0.001', 'p = 0.0123', 'p = 1')
@@ -158,7 +157,7 @@ def _says(reference: str, name: str, above: Sequence[str], below: Sequence[str],
 
 
 def _over_conditions(summary: Summary, strategy: str) -> dict[int, float]:
-    """Seed -> mean over all conditions, of the seeds that ended with a number under each."""
+    """Seed -> mean over all conditions, for seeds with a value under each."""
     found: dict[int, list[float]] = {}
     for entry in summary.entries:
         for seed, value in zip(entry.seeds, entry.values, strict=True):
