@@ -1,1 +1,1 @@
-"""Data sets and how they are dealt out to clients."""
+"""Data sets, and how they are partitioned among clients."""

@@ -1,9 +1,9 @@
-"""Augmentation of batches of training images, by named presets.
+"""Augmentation presets for batches of training images.
 
-`flip` mirrors each image with probability 1/2; `crop_flip` first cuts a window of the image's own size out of
-the image padded by 4 black pixels on each side, as is customary for CIFAR (He et al. 2016, arXiv 1512.03385,
-section 4.2).  Every image has draws of its own.  They are taken from torch's global generator on the CPU, which a
-client's training has lent and seeded (`fedsign.seeding.torch_stream`): the same ones on every device.
+`flip` mirrors each image with probability 1/2.  `crop_flip` first crops a random window of the original size from the
+image padded by 4 black pixels on each side, as is usual for CIFAR (He et al. 2016, arXiv 1512.03385, section 4.2).
+Each image has its own draws.  They come from torch's global generator on the CPU, which a client's training seeds and
+restores (`fedsign.seeding.torch_stream`), so all devices use the same draws.
 """
 
 from typing import Literal
@@ -16,13 +16,13 @@ from fedsign.data.normalise import Normalization
 Preset = Literal["none", "flip", "crop_flip"]
 _PADDING = 4  # pixels
 
-# B = images of the batch, C = channels, H, W = height, width
+# B = images in the batch, C = channels, H, W = height, width
 
 
 def augmented(features: Tensor, preset: Preset, normalization: Normalization) -> Tensor:
     """Images [B, C, H, W], each cropped and flipped by its own draw.
 
-    Padding is what black (0 before `normalization`) became, as if the image had been padded before.
+    The padding is black after `normalization`, as if the image had been padded first.
     """
     match preset:
         case "none":
@@ -34,7 +34,7 @@ def augmented(features: Tensor, preset: Preset, normalization: Normalization) ->
 
 
 def _moved(features: Tensor, corners: Tensor, normalization: Normalization) -> Tensor:
-    """Windows at `corners` [2, B] (top, left) of the padded images, every second one mirrored on average."""
+    """Windows at `corners` [2, B] (top, left) of the padded images, each mirrored with probability 1/2."""
     num, channels, height, width = features.shape
     mirrored = torch.rand(num) < 0.5
     rows = corners[0][:, None] + torch.arange(height)  # [B, H]

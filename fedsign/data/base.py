@@ -1,12 +1,12 @@
-"""What a dataset factory returns.
+"""The types that a data set factory returns.
 
-[Note: two kinds of samples] `Samples` holds features in memory.  `LazySamples` holds the targets only and
-fetches features from a map-style torch Dataset for the samples that a batch asks for; for data that does
-not fit.  Both answer `len`, `[index]` (a subset), `to(device)`, `batch(index)`, `batches(size)`, `shape`, `targets`
-and `owners`; who trains or evaluates needs no more.
+[Note: two kinds of samples] `Samples` holds features in memory.  `LazySamples` holds only the targets, and fetches the
+features of a batch from a map-style torch Dataset, for data that do not fit into memory.  Training and evaluation use
+only what both provide: `len`, `[index]` (a subset), `to(device)`, `batch(index)`, `batches(size)`, `shape`, `targets`
+and `owners`.
 
-[Note: start and end] Every tokenizer has tokens that stand before a document and after it, so that a model is asked for a
-document's first token, too, and learns where documents end.  For most they are the same one.
+[Note: start and end] Every tokenizer has a token before and a token after each document.  A model can thus predict a
+document's first token, and learns where documents end.  In most tokenizers they are the same token.
 """
 
 import warnings
@@ -30,7 +30,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class Source(Protocol):
-    """A map-style torch Dataset: its items are (features, target, ...) tuples, or features alone."""
+    """A map-style torch Dataset: items are (features, target, ...) tuples, or features alone."""
 
     def __len__(self) -> int: ...
 
@@ -41,8 +41,8 @@ class Source(Protocol):
 class Samples:
     """Features [n, ...] (float) and targets [n] (int64 class labels, or real values), in memory.
 
-    Of text: tokens [n, T] (int64), and as targets the tokens [n, T] that follow each, -100 where one is not scored.
-    `owners` [n] (int64, from 0) says which natural client a sample belongs to; None where there are none.
+    For text: tokens [n, T] (int64), with the next tokens [n, T] as targets, -100 where a token is not scored.
+    `owners` [n] (int64, from 0) assigns samples to natural clients; None if there are none.
     """
 
     features: Tensor
@@ -62,28 +62,28 @@ class Samples:
         return tuple(self.features.shape[1:])
 
     def to(self, device: torch.device) -> "Samples":
-        """The same samples on a device."""
+        """The samples on a device."""
         return replace(self, features=self.features.to(device), targets=self.targets.to(device))
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and targets of the samples at these positions."""
+        """Features and targets at these indices."""
         return self.features[index], self.targets[index]
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All samples in their order, `batch_size` at a time."""
+        """All samples in order, in batches."""
         return zip(self.features.split(batch_size), self.targets.split(batch_size), strict=True)
 
     def normalized(self, normalization: Normalization) -> "Samples":
-        """The same samples with normalized features."""
+        """The samples with normalized features."""
         return replace(self, features=normalization.apply(self.features))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LazySamples:
-    """Targets [n] in memory; features are fetched from `source` for one batch at a time.
+    """Targets [n] in memory; features are fetched from `source`, one batch at a time.
 
-    An item's features may be a tensor, an array or a PIL image; bytes (uint8) are read as the fractions
-    byte / 255.  `positions` [n] says which of the source's items these samples are; without it, all in order.
+    An item's features may be a tensor, an array or a PIL image; uint8 values are scaled to [0, 1].  `positions` [n]
+    selects items of `source`; None selects all, in order.
     """
 
     source: Source
@@ -107,23 +107,23 @@ class LazySamples:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample's features; fetches the first one."""
+        """Shape of one sample's features; fetches the first sample."""
         return tuple(self.batch(torch.tensor([0]))[0].shape[1:])
 
     @property
     def features(self) -> Tensor:
-        """All features at once, [n, ...]; for a share that fits in memory."""
+        """All features at once, [n, ...]; only for subsets that fit into memory."""
         return self.batch(torch.arange(len(self)))[0]
 
     def to(self, device: torch.device) -> "LazySamples":
-        """The same samples, whose batches come on a device."""
+        """The samples, with batches on a device."""
         return replace(self, device=device, targets=self.targets.to(device))
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and targets of the samples at these positions; the features are fetched now.
+        """Features and targets at these indices; fetches the features.
 
         Raises:
-            DataError: the samples have features of different shapes.
+            DataError: the features differ in shape.
         """
         items = [features_of(self.source[position]) for position in self._positions(index).tolist()]
         shapes = {tuple(item.shape) for item in items}
@@ -136,11 +136,11 @@ class LazySamples:
         return self.normalization.apply(torch.stack(items)).to(self.device), self.targets[index]
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All samples in their order, `batch_size` at a time."""
+        """All samples in order, in batches."""
         return map(self.batch, torch.arange(len(self)).split(batch_size))
 
     def normalized(self, normalization: Normalization) -> "LazySamples":
-        """The same samples, whose batches come normalized."""
+        """The samples, with normalization of each batch."""
         return replace(self, normalization=self.normalization.then(normalization))
 
     def _positions(self, index: Tensor) -> Tensor:
@@ -151,24 +151,24 @@ AnySamples = Samples | LazySamples
 
 
 class Tokenizer(Protocol):
-    """Texts to tokens, which are numbers from 0 to `vocabulary_size` - 1, and back."""
+    """Converts texts to tokens, integers from 0 to `vocabulary_size` - 1, and back."""
 
     @property
     def vocabulary_size(self) -> int: ...
 
     @property
     def start_id(self) -> int:
-        """See [Note: start and end]."""
+        """The token before a document; see [Note: start and end]."""
         ...
 
     @property
     def end_id(self) -> int:
-        """See [Note: start and end]."""
+        """The token after a document; see [Note: start and end]."""
         ...
 
     @property
     def pad_id(self) -> int:
-        """What fills a block up; no such position is ever scored."""
+        """The token that pads blocks; padding is never scored."""
         ...
 
     def encode(self, text: str) -> list[int]: ...
@@ -177,23 +177,26 @@ class Tokenizer(Protocol):
 
 
 def fingerprint(tokenizer: Tokenizer | None) -> str:
-    """What tells a tokenizer of a folder from others; empty for one that the configuration names whole."""
+    """Identifies a tokenizer loaded from a folder; empty for one that the configuration determines."""
     return str(getattr(tokenizer, "fingerprint", ""))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """What a reader's settings alone say of its samples, so that data that lie apart fit one model; `remedy`: how to say their shape."""
+    """What a reader's settings alone determine of its samples, so that separate sites fit one model.
 
-    input_shape: tuple[int, ...] = ()  # empty: not known
+    `remedy` tells how to configure the shape.
+    """
+
+    input_shape: tuple[int, ...] = ()  # empty: unknown
     class_names: tuple[str, ...] = ()
     text: Tokenizer | None = None
-    is_standardized: bool = False  # by default, with what is measured of the data
+    is_standardized: bool = False  # by default, with statistics measured on the data
     remedy: str = "say it, such as --set 'partition.input_shape=[1, 28, 28]'"
 
 
 def _takes_former_names(**names: str) -> Callable[[_Class], _Class]:
-    """A class whose keywords had other names, which it takes for one release: former name = name."""
+    """Class decorator: accept old keyword names (old=new) for one release, with a warning."""
 
     def decorated(cls: _Class) -> _Class:
         init: Callable[..., None] = vars(cls)["__init__"]
@@ -214,14 +217,13 @@ def _takes_former_names(**names: str) -> Callable[[_Class], _Class]:
 @_takes_former_names(normalisation="normalization", standardised="standardized")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """Training samples, which the partition deals out, and the server's test samples.
+    """Training samples, to be partitioned, and the server's test samples.
 
-    `class_names` is empty for a regression.  `normalization` is the customary one of this data, which the
-    factory has *not* applied; as `Workload.dataset` gives it, it is the one that was applied.  Where it is customary
-    to measure it, `standardized` says instead which channels get mean 0 and standard deviation 1 of the training samples.
-    `validation` are samples that were held out of training for the choice of hyper-parameters; the workload makes them.
-    `notes` are sentences that a reader of the run should know, such as what was cut; they are written into partition.json.
-    `text` is the tokenizer where samples are blocks of tokens, and None for all other data.
+    `class_names` is empty for a regression.  `normalization` is the usual one for this data: the factory does *not*
+    apply it, but `Workload.dataset` does.  If it is usually measured, `standardized` instead says which channels are
+    scaled to mean 0 and standard deviation 1 over the training samples.  `validation` holds samples held out for
+    choosing hyperparameters; the workload creates it.  `notes` are sentences for readers of a run, such as what was
+    truncated; they are stored in partition.json.  `text` is the tokenizer if samples are blocks of tokens, else None.
     """
 
     train: AnySamples
@@ -240,15 +242,15 @@ class Dataset:
 
     @property
     def num_outputs(self) -> int:
-        """What a model has to put out per sample; per token, for text."""
+        """Number of model outputs per sample; for text, per token."""
         return self.text.vocabulary_size if self.text is not None else len(self.class_names) or 1
 
 
 def normalized(dataset: Dataset, preset: Preset, constants: Normalization = IDENTITY) -> Dataset:
-    """The data set with the features of all its samples normalized; see [Note: channels].
+    """The data set with all features normalized; see [Note: channels].
 
     Raises:
-        DataError: there are not as many constants as channels.
+        DataError: the number of constants is not that of the channels.
     """
     match preset:
         case "default":
@@ -280,7 +282,7 @@ def _measured(train: AnySamples, preset: Literal["per_channel", "unit"]) -> Norm
 
 
 def features_of(item: Any) -> Tensor:
-    """The features of one item of a torch Dataset as float32, an image as [channels, height, width].
+    """The features of one torch Dataset item as float32; images as [channels, height, width].
 
     >>> features_of((np.array([0, 255], dtype=np.uint8), 1)).tolist()
     [0.0, 1.0]

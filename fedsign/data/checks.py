@@ -1,4 +1,4 @@
-"""What can be trained on: a factory's answer, its fit to the task and the metrics, and to the augmentation."""
+"""Check that a factory's data can be trained on, and fit the task, the metrics and the augmentation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,12 @@ from fedsign.traits import MetricTraits, TaskTraits
 
 
 def checked_dataset(found: object, *, name: str) -> Dataset:
-    """A factory's answer as a data set that can be trained on.
+    """A factory's result as a valid data set.
 
-    A pair (train, test) of map-style torch Datasets, or an object with two such attributes, is taken too.
+    Also accepts a pair (train, test) of map-style torch Datasets, or an object with these two attributes.
 
     Raises:
-        DataError: it is none, or its features, targets or owners do not fit each other.
+        DataError: the result is neither, or its features, targets or owners do not match.
     """
     dataset = found if isinstance(found, Dataset) else _from_pair(found, name)
     for which, samples in (("training", dataset.train), ("test", dataset.test)):
@@ -51,14 +51,14 @@ def checked_dataset(found: object, *, name: str) -> Dataset:
 
 @dataclass(frozen=True)
 class Fit:
-    """A data set and the experiment that it is for."""
+    """A data set and its experiment, as rules read them."""
 
     dataset: Dataset
     config: ExperimentConfig
 
     @property
     def targets(self) -> str:
-        """What a sample is to be told, in the words of `fedsign.traits.TaskTraits`."""
+        """The kind of target, as in `fedsign.traits.TaskTraits`."""
         if self.dataset.text is not None:
             return "text"
         return "class labels" if self.dataset.class_names else "real targets"
@@ -141,7 +141,7 @@ def _check_lengths(samples: AnySamples, who: str) -> None:
 
 def _check_features(samples: AnySamples, who: str) -> None:
     if isinstance(samples, LazySamples):
-        return  # made float when they are fetched; to look at all of them would be to read them all
+        return  # converted to float on fetching; checking them all would read the whole data set
     if not samples.features.is_floating_point():
         raise DataError(f"{who} features of {samples.features.dtype}; expected is float32.")
     if not torch.isfinite(samples.features).all():
@@ -151,7 +151,7 @@ def _check_features(samples: AnySamples, who: str) -> None:
 
 
 def _check_tokens(samples: AnySamples, vocabulary_size: int, who: str) -> None:
-    """Tokens and next tokens [n, T], in memory."""
+    """Check blocks of tokens and next tokens [n, T], in memory."""
     if isinstance(samples, LazySamples):
         raise DataError(
             f"{who} text that is fetched batch by batch; expected are blocks of tokens in memory: give Samples."

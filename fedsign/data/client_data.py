@@ -1,7 +1,7 @@
-"""Data that clients hold themselves, and data below a root of this machine's own.
+"""Data that clients hold themselves, and data below a local root.
 
-Most partitions deal one data set out.  Where clients hold data sets of their own, the partition's factory declares as
-`client_data` the class that reads them.
+Most partitions deal out one data set.  If clients hold data sets of their own, the partition's factory declares the
+class that reads them as its trait `client_data`.
 """
 
 from collections.abc import Collection
@@ -17,51 +17,51 @@ from fedsign.traits import PartitionTraits
 
 
 class ClientData(Protocol):
-    """The data sets that the clients of an experiment hold."""
+    """A reader of the data sets that the clients of an experiment hold."""
 
     def __init__(self, config: ExperimentConfig) -> None: ...
 
     @property
     def is_evaluated_at_clients(self) -> bool:
-        """Whether clients test the model on samples of their own, and not the server.
+        """Whether clients evaluate on their own samples, instead of the server.
 
         Raises:
-            ConfigError: `server.evaluation` asks for samples that nobody has.
+            ConfigError: `server.evaluation` requires samples that do not exist.
         """
         ...
 
     def read(self, here: frozenset[int] | None) -> Dataset:
-        """One data set, each sample owned by its client, of the clients that are `here`; None: of all that this process may read."""
+        """The data of the clients `here` (None: all that this process may read), each sample owned by its client."""
         ...
 
     def at_root(self, root: str, here: Collection[int] | None) -> ExperimentConfig:
-        """The experiment on a machine that has the data of the clients `here` below a root of its own."""
+        """The experiment on a machine that holds the data of the clients `here` below `root`."""
         ...
 
 
 def client_data_of(config: ExperimentConfig) -> ClientData | None:
-    """What reads the clients' own data; None where one data set is dealt out."""
+    """The reader of the clients' own data; None if one data set is partitioned."""
     data: type[ClientData] | None = PartitionTraits.of(config.partition.name).client_data
     return None if data is None else data(config)
 
 
 def at_root(config: ExperimentConfig, root: str, here: Collection[int] | None) -> ExperimentConfig:
-    """The experiment on a machine that has the data (those of the clients `here`, if clients hold them) below a root of its own."""
+    """The experiment on a machine with its data below `root`; `here`: clients that hold data of their own there."""
     clients = client_data_of(config)
     if clients is not None:
         return clients.at_root(root, here)
     if not {"root", "path"} & {*plugins.names_of(config.data.kind, config.data.name)}:
-        return config  # data that come from nowhere
+        return config  # the data set is not read from disk
     before = config.data.settings
     own = rooted(config.data, root).items()
     return config.replace(**{f"data.{key}": value for key, value in own if value != before.get(key)})
 
 
 def rooted(data: DataPart, root: str) -> dict[str, Any]:
-    """The reader's settings for data below a root: a folder or a file.
+    """The reader's settings for data below a root, which is a folder or a file.
 
     Raises:
-        ConfigError: the reader has no setting for it.
+        ConfigError: the reader has no setting for a location.
     """
     known = plugins.names_of(data.kind, data.name)
     settings = dict(data.settings)

@@ -1,22 +1,23 @@
-"""Tables as samples: numbers as they are, texts one-hot; what is learnt of a column is learnt of training rows.
+"""Tables as samples: numbers stay numbers, text becomes one-hot features; statistics come from training rows only.
 
-[Note: columns] A column of texts becomes one feature per different text of the training rows, in sorted order, 1 where
-the row has it; a text that only test rows have gives zeros.  A target of texts, truth values or integers is a class, in
-sorted order of the training rows' values; any other is a real number (`target_type` decides otherwise).  Missing
-values are an error: how to fill them in is for the user to decide.
+[Note: columns] A text column becomes one feature per distinct text of the training rows, in sorted order: 1 where a row
+has that text.  A text that only test rows have gives zeros.  A target of texts, booleans or integers is a class, in
+sorted order of the training rows' values; other targets are real numbers (`target_type` overrides this).  Missing
+values are an error, as only the user knows how to fill them.
 
-Customary normalization: numbers are scaled to mean 0 and standard deviation 1 of the training rows that are left after
-the validation split; one-hot features and truth values stay as they are.  So does a real target, unless `scale_target`:
-then loss and RMSE are in standard deviations of the training rows' targets.
+Default normalization: numbers are scaled to mean 0 and standard deviation 1 over the training rows that remain after
+the validation split; one-hot features and booleans are not scaled.  A real target is not scaled unless `scale_target`
+is set: then loss and RMSE are in standard deviations of the training rows' targets.
 
-The texts, the classes and the scale of the target are learnt before the validation split, of all training rows: they
-decide the shape and the unit of what a model gives.  So a text that only validation rows have has a feature, which is
-zero in training.
+Texts, classes and the scale of the target are determined before the validation split, from all training rows, because
+they define the shape and the unit of the model's output.  A text that only validation rows have is a feature that is
+always 0 in training.
 
-[Note: agreed columns] Where tables lie apart (`partition.name=sites`), nothing that decides a model's shape may be learnt of
-one of them.  `class_names` and `levels` (column -> its texts) say what there is, in this order; what a table has besides is
-an error, and what it lacks is fine.  With `strict`, so is a column that is named nowhere (`unused` names those to leave
-out), and nothing is learnt: features have to be named, texts to have levels, and a target without class names is a number.
+[Note: agreed columns] If tables lie at separate sites (`partition.name=sites`), no single table may determine a
+model's shape.  `class_names` and `levels` (column -> its texts) list the possible values, in order.  A value that is
+not listed is an error; a listed value may be absent.  With `strict`, a column that is not named anywhere is an error
+too (`unused` names the columns to ignore), and nothing is inferred: features must be named, text columns need levels,
+and a target without class names is a number.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,41 +48,41 @@ _MAX_TEXTS = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """What every format's tables are read with, and what their columns are for."""
+    """How to read a table, and the roles of its columns."""
 
     path: str
     test_path: str | None = None
     target: str = "target"
-    features: tuple[str, ...] = ()  # empty: all others
-    categorical: tuple[str, ...] = ()  # one-hot although they hold numbers
+    features: tuple[str, ...] = ()  # empty: all other columns
+    categorical: tuple[str, ...] = ()  # numeric columns to encode as one-hot
     owner: str | None = None
     target_type: TargetType = "auto"
     scale_target: bool = False
-    class_names: tuple[str, ...] = ()  # empty: as the training rows have them
-    levels: Mapping[str, tuple[str, ...]] | None = None  # texts of a column; of others, as the training rows have them
+    class_names: tuple[str, ...] = ()  # empty: from the training rows
+    levels: Mapping[str, tuple[str, ...]] | None = None  # texts by column; for other columns, from the training rows
     unused: tuple[str, ...] = ()
     strict: bool = False
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
 
     @property
     def files(self) -> tuple[str, str]:
-        """Of training and test rows."""
+        """The files of training and test rows."""
         return self.path, self.test_path or self.path
 
     @property
     def owners(self) -> list[str]:
-        """The column of owners, if there is one."""
+        """The owner column, if any."""
         return [] if self.owner is None else [self.owner]
 
     def levels_of(self, name: str) -> tuple[str, ...] | None:
-        """The texts of a column that were agreed on."""
+        """The agreed texts of a column, if any."""
         return (self.levels or {}).get(name)
 
 
 def tabular(read: Callable[..., "pd.DataFrame"]) -> Callable[..., Dataset]:
-    """Makes a data set of what reads a file: its settings are those of `Columns` and the reader's own.
+    """Decorator: turn a file reader into a data set factory, with the settings of `Columns` and the reader's own.
 
-    See [Note: columns] for what becomes of a table.
+    See [Note: columns] for the encoding.
     """
     own = [each for each in signature(read).parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
     path = f"data.{read.__name__}"
@@ -104,7 +105,7 @@ def tabular(read: Callable[..., "pd.DataFrame"]) -> Callable[..., Dataset]:
 
 
 def _frame(settings: Mapping[str, Any]) -> Frame:
-    """See Frame; the features of agreed columns."""
+    """The frame that agreed columns determine."""
     levels = settings["levels"] or {}
     num_features = sum(len(levels[name]) if name in levels else 1 for name in settings["features"])
     return Frame(
@@ -115,10 +116,10 @@ def _frame(settings: Mapping[str, Any]) -> Frame:
 
 
 def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: int) -> Dataset:
-    """The data set of one file, split by the seed, or of a file for training and another for the test.
+    """A data set from one file, split by the seed, or from separate files for training and test.
 
     Raises:
-        DataError: a file or a column is not there, or holds what cannot be trained on.
+        DataError: a file or a column is missing, or cannot be trained on.
     """
     train = test = _table(read, columns.path, "data.path")
     if columns.test_path is None:
@@ -154,7 +155,7 @@ def _table(read: Callable[[Path], "pd.DataFrame"], path: str, key: str) -> "pd.D
         raise DataError(f"there is no file {file.absolute()}; name the table with --set {key}=PATH.")
     try:
         table = read(file)
-    except (OSError, ValueError) as error:  # pandas' and pyarrow's complaints about a file's content are ValueErrors
+    except (OSError, ValueError) as error:  # pandas and pyarrow raise ValueErrors for malformed files
         what = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise DataError(
             f"{file} cannot be read as a table ({what.rstrip('.')}); correct the file or name another one."
@@ -165,7 +166,7 @@ def _table(read: Callable[[Path], "pd.DataFrame"], path: str, key: str) -> "pd.D
 
 
 def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
-    """See [Note: agreed columns]."""
+    """Check a table against [Note: agreed columns]."""
     if not columns.features:
         raise DataError(
             "data.features was not given, but tables that lie apart have to agree on it; name the columns to predict "
@@ -193,7 +194,7 @@ def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
 
 
 def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
-    """The columns to use, in the order given or the file's own."""
+    """The feature columns, in the given order or in the file's."""
     known = [str(name) for name in table.columns]
     wanted = {"target": [columns.target], "features": columns.features, "categorical": columns.categorical}
     for key, names in {**wanted, "levels": columns.levels or {}, "owner": columns.owners}.items():
@@ -243,7 +244,7 @@ def _check_complete(table: "pd.DataFrame", names: list[str], path: str) -> None:
 def _encode(
     train: "pd.DataFrame", test: "pd.DataFrame", name: str, columns: Columns
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], bool]:
-    """One column as features [rows, ...] of training and test rows, and whether they are to be scaled."""
+    """One column as features [rows, ...] of training and test rows, and whether to standardize them."""
     kind = _kind(train[name])
     if kind == "other":
         raise DataError(
@@ -289,7 +290,7 @@ def _check_levels(texts: npt.NDArray[np.str_], name: str, levels: tuple[str, ...
 def _targets(
     train: "pd.Series[Any]", test: "pd.Series[Any]", columns: Columns
 ) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
-    """Labels with their names, or real numbers without; see [Note: columns]."""
+    """Labels with class names, or real numbers without; see [Note: columns]."""
     kind = _kind(train)
     if columns.class_names:
         if columns.target_type == "number" or columns.scale_target:
@@ -333,7 +334,7 @@ def _targets(
 
 
 def _among(column: "pd.Series[Any]", class_names: tuple[str, ...], path: str) -> Tensor:
-    """Labels as positions in the agreed class names."""
+    """Labels as indices into the agreed class names."""
     names = [str(value) for value in column.tolist()]
     check_classes(dict.fromkeys(names), class_names, where=f"the target '{column.name}' of {path}")
     position = {name: place for place, name in enumerate(class_names)}
@@ -345,7 +346,7 @@ def _real(column: "pd.Series[Any]") -> Tensor:
 
 
 def _owners(column: "pd.Series[Any]") -> Tensor:
-    """The owners' numbers from 0, in sorted order of what the column says."""
+    """Owner indices from 0, in sorted order of the column's values."""
     values = column.to_numpy() if _kind(column) == "whole" else column.astype(str).to_numpy(str)
     return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
 

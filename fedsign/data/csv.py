@@ -1,4 +1,4 @@
-"""A CSV file: a line with the columns' names, then one sample a line."""
+"""A CSV file: a header with the names of the columns, then one sample per row."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @tabular
 def csv(file: Path, *, delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",") -> "pd.DataFrame":
     """Features [n, F]; see [Note: columns].  Empty fields, `NA` and `nan` are missing values."""
-    import pandas as pd  # half a second that other data sets do not need
+    import pandas as pd  # takes half a second, which other data sets do not need
 
     table: pd.DataFrame = pd.read_csv(file, sep=delimiter, low_memory=False)
     return table

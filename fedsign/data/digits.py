@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 scanned digits of 8x8 pixels that ship with the library."""
+"""scikit-learn's digits: 1,797 images of 8x8 pixels that ship with the library."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from fedsign.errors import ConfigError
 
 
 def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2, flat: bool = True) -> Dataset:
-    """Features [n, 64] in [0, 1] (pixels / 16), split into train and test by the seed; images [n, 1, 8, 8] if not `flat`.
+    """Features [n, 64] in [0, 1] (pixels / 16), randomly split into train and test; images [n, 1, 8, 8] unless `flat`.
 
     >>> len(digits(0).train), len(digits(0).test)
     (1437, 360)
@@ -33,7 +33,7 @@ def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.
 
 @cache
 def _table() -> NDArray[np.float64]:
-    """The file of `sklearn.datasets.load_digits`.  Every process of a run reads it; importing scikit-learn would cost each a second."""
+    """The file behind `sklearn.datasets.load_digits`, read directly: importing scikit-learn takes a second."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise ConfigError("data.name=digits needs scikit-learn, which is not installed: pip install scikit-learn.")

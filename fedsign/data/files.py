@@ -1,4 +1,4 @@
-"""What readers of image files share: bytes to fractions, and sentences where files are missing or damaged."""
+"""Helpers for readers of image files: bytes to fractions, and errors for missing or damaged files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,15 +16,15 @@ from fedsign.registry import nearest
 
 
 def folder_of(root: str) -> Path:
-    """A folder as the user gave it, `~` included."""
+    """A folder as the user gave it, with `~` expanded."""
     return Path(root).expanduser()
 
 
 def images(pixels: Tensor, labels: Tensor, *, where: Path) -> Samples:
-    """Bytes [n, C, H, W] as fractions in [0, 1] with their labels [n].
+    """Bytes [n, C, H, W] as fractions in [0, 1], with their labels [n].
 
     Raises:
-        DataError: there are not as many labels as images.
+        DataError: the numbers of images and labels differ.
     """
     if len(pixels) != len(labels):
         raise DataError(f"{where} holds {len(pixels)} images but {len(labels)} labels; fetch the files again.")
@@ -32,12 +32,12 @@ def images(pixels: Tensor, labels: Tensor, *, where: Path) -> Samples:
 
 
 def tensor_of(values: npt.ArrayLike) -> Tensor:
-    """An array, or a list of numbers, as a tensor."""
+    """An array or a list of numbers as a tensor."""
     return torch.from_numpy(np.asarray(values))
 
 
 def check_present(name: str, folder: Path, files: Sequence[str], remedy: str) -> None:
-    """Raise DataError that names the files of a data set that are not in `folder`, and how to get them."""
+    """Raise DataError if files of a data set are missing in `folder`; it names them and tells how to get them."""
     missing = [file for file in files if not (folder / file).exists()]
     if missing:
         raise DataError(
@@ -47,7 +47,7 @@ def check_present(name: str, folder: Path, files: Sequence[str], remedy: str) ->
 
 
 def check_classes(found: Iterable[Any], class_names: Sequence[str], *, where: str, what: str = "the class") -> None:
-    """Raise DataError that names the first class that is found in `where` and is none of the configuration's."""
+    """Raise DataError for the first class found in `where` that is not in the configuration's `class_names`."""
     for name in map(str, found):
         if name not in class_names:
             shown = ", ".join(class_names[:20]) + (", ..." if len(class_names) > 20 else "")
@@ -59,7 +59,7 @@ def check_classes(found: Iterable[Any], class_names: Sequence[str], *, where: st
 
 @contextmanager
 def sentence_where_damaged(folder: Path) -> Iterator[None]:
-    """What torchvision's reader complains of, such as a wrong checksum, as a sentence."""
+    """A context manager: errors of torchvision's readers, such as a wrong checksum, become DataErrors."""
     try:
         yield
     except (AssertionError, EOFError, KeyError, OSError, RuntimeError, ValueError) as error:

@@ -1,12 +1,11 @@
-"""Normalization: features are shifted and scaled per channel, (x - shift) / scale.
+"""Normalization: shift and scale features per channel, (x - shift) / scale.
 
-[Note: channels] The channel of an image [C, H, W] is its first dimension; of a row of a table [F] each
-feature is a channel of its own.  So statistics are taken over all dimensions but that one.
+[Note: channels] The channel of an image [C, H, W] is its first dimension.  In a row of a table [F], each feature is a
+channel of its own.  Statistics are therefore taken over all other dimensions.
 
-A data set's factory gives features as they are (images in [0, 1]) and says which normalization is
-customary for them; the preset that the experiment names decides which one is applied.  What a preset
-measures, it measures on the training samples that are left after the validation split, never on others.  `constants` are
-the configuration's own, `data.mean` and `data.std`, one number per channel.
+A data set's factory returns raw features (images in [0, 1]) and states their usual normalization.  The experiment's
+preset decides which one is applied.  Presets measure only on the training samples that remain after the validation
+split.  `constants` are given by the configuration, `data.mean` and `data.std`, one number per channel.
 """
 
 import warnings
@@ -22,7 +21,7 @@ Preset = Literal["default", "none", "per_channel", "unit", "constants"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normalization:
-    """(x - shift) / scale, one number of each per channel; without any, features stay as they are.
+    """(x - shift) / scale, with one number of each per channel; empty leaves features unchanged.
 
     >>> Normalization(shift=(1.0,), scale=(2.0,)).apply(torch.tensor([[5.0], [1.0]])).tolist()
     [[2.0], [0.0]]
@@ -32,13 +31,13 @@ class Normalization:
     scale: tuple[float, ...] = ()
 
     def apply(self, features: Tensor) -> Tensor:
-        """Features [n, C, ...], normalized in a new tensor; the same tensor when there is nothing to do."""
+        """Features [n, C, ...], normalized in a new tensor; the same tensor if there is nothing to do."""
         if not self.shift:
             return features
         return (features - self._like(self.shift, features)).div_(self._like(self.scale, features))
 
     def then(self, other: "Normalization") -> "Normalization":
-        """This one followed by another, as one."""
+        """The composition: this normalization, then the other."""
         if not (self.shift and other.shift):
             return self if self.shift else other
         pairs = list(zip(self.shift, self.scale, other.shift, other.scale, strict=True))
@@ -48,14 +47,14 @@ class Normalization:
         )
 
     def only(self, channels: tuple[bool, ...]) -> "Normalization":
-        """This one for the channels that are chosen; the others stay as they are."""
+        """This normalization on the selected channels only."""
         return Normalization(
             shift=tuple(shift if chosen else 0.0 for shift, chosen in zip(self.shift, channels, strict=True)),
             scale=tuple(scale if chosen else 1.0 for scale, chosen in zip(self.scale, channels, strict=True)),
         )
 
     def of_zero(self, features: Tensor) -> Tensor:
-        """What a feature of 0 (in an image: black) became, in the shape [C, 1, ...] of one sample of `features`."""
+        """The normalized value of 0 (in images: black), with the shape [C, 1, ...] of one sample of `features`."""
         if not self.shift:
             return features.new_zeros((1,) * (features.ndim - 1))
         return -self._like(self.shift, features)[0] / self._like(self.scale, features)[0]
@@ -70,11 +69,11 @@ IDENTITY = Normalization()
 
 
 def measured(preset: Literal["per_channel", "unit"], batches: Iterable[Tensor]) -> Normalization:
-    """The normalization that a preset gives for these training features [n, C, ...], batch by batch.
+    """The normalization of a preset, measured on batches of training features [n, C, ...].
 
-    `per_channel`: mean 0 and standard deviation 1 (population).  `unit`: smallest value 0, largest 1.  A channel that
-    is constant is only shifted, to 0.  Means are taken in float64, with Chan's update, so that a large offset
-    loses nothing.
+    `per_channel`: mean 0 and standard deviation 1 (population).  `unit`: minimum 0, maximum 1.  A constant channel is
+    only shifted, to 0.  Moments are accumulated in float64 by Chan's update: sums of squares would cancel where the
+    mean is large.
     """
     lows, highs, means, squares, count = [], [], torch.zeros(1), torch.zeros(1), 0
     for batch in batches:
@@ -92,7 +91,7 @@ def measured(preset: Literal["per_channel", "unit"], batches: Iterable[Tensor]) 
 
 
 def __getattr__(name: str) -> Any:
-    """Former names, for one release."""
+    """Old names, for one release."""
     if name == "Normalisation":
         warnings.warn("Normalisation is now Normalization", FutureWarning, stacklevel=2)
         return Normalization

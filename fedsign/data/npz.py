@@ -1,10 +1,10 @@
-"""NumPy's .npz: the arrays x_train, y_train, x_test, y_test, or x and y, which are split by the seed.
+"""NumPy's .npz: the arrays x_train, y_train, x_test, y_test; or x and y, which are split by the seed.
 
-Optional arrays: owners (owners_train beside x_train), one integer per training sample; class_names.  Bytes (uint8)
-are read as the fractions byte / 255.  Integer targets are classes, real ones a regression's.
+Optional arrays: owners (owners_train beside x_train), one integer per training sample; class_names.  Bytes (uint8) are
+scaled to [0, 1].  Integer targets are classes; real targets are those of a regression.
 
-The setting `class_names` says which classes there are, in this order: labels are positions in it, or, where the file has
-class_names of its own, those are looked up in it by their names.
+The setting `class_names` lists the classes in order.  Labels are indices into it; or, if the file has class_names of its
+own, they are mapped by name.
 """
 
 import zipfile
@@ -34,7 +34,7 @@ def npz(
     channels: Literal["first", "last"] = "first",
     class_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """Features [n, ...] as they are; with `channels = "last"`, images [n, H, W, C] become [n, C, H, W]."""
+    """Features [n, ...] unchanged; with `channels = "last"`, images [n, H, W, C] become [n, C, H, W]."""
     file = Path(path).expanduser()
     arrays = _read(file)
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
@@ -62,7 +62,7 @@ def _read(file: Path) -> Arrays:
             start = opened.read(len(MAGIC_PREFIX))
         if start == MAGIC_PREFIX:
             raise DataError(f"{file} holds one array without a name; write it with np.savez(path, x=..., y=...).")
-        if not zipfile.is_zipfile(file):  # NumPy would take it for a pickle, and speak of allowing that
+        if not zipfile.is_zipfile(file):  # np.load would suggest allow_pickle
             raise DataError(
                 f"{file} is no .npz file, or only a part of one; write it with np.savez(path, x=..., y=...)."
             )
@@ -93,7 +93,7 @@ def _samples(
 
 
 def _among(samples: Samples, arrays: Arrays, class_names: tuple[str, ...], file: Path) -> Samples:
-    """The same samples with labels that are positions in `class_names`."""
+    """The samples with labels as indices into `class_names`."""
     if samples.targets.is_floating_point():
         raise DataError(f"data.class_names was given, but {file} holds real targets; leave it out for a regression.")
     labels = samples.targets.tolist()

@@ -1,4 +1,4 @@
-"""A Parquet file, one sample a row; its columns have types."""
+"""A Parquet file: one sample per row, in typed columns."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ def parquet(file: Path) -> "pd.DataFrame":
     """Features [n, F]; see [Note: columns] in `fedsign.data.columns`.  Nulls are missing values.
 
     Raises:
-        ConfigError: pyarrow, which reads these files, is not installed.
+        ConfigError: pyarrow is not installed.
     """
     require("pyarrow", extra="tables", what="data.name=parquet")
     import pandas as pd

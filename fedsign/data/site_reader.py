@@ -1,10 +1,10 @@
-"""What sites hold: each is read by the experiment's reader from the site's own root, and joined where they lie.
+"""Read the data of sites: each from its own root by the experiment's reader, concatenated if one process has several.
 
-A process reads the sites whose data lie with it: all of them in process, its own at a node, none at the server of a
-deployment, whose data set is then empty and still says what a model has to fit.  Joined, a sample's owner is its site.
+A process reads the sites whose data it holds: all of them in process, its own at a node, none at the server of a
+deployment, whose empty data set still defines the model's shape.  After concatenation, a sample's owner is its site.
 
-A root is a folder or a file.  A reader with the setting `root` gets it as such; one with `path` finds its file (and
-`test_path`) in the folder.
+A root is a folder or a file.  A reader with the setting `root` receives it as is; one with `path` looks for that file
+(and for `test_path`) in the folder.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -31,23 +31,23 @@ from fedsign.registry import KINDS
 
 @dataclass(frozen=True)
 class SiteData:
-    """The data of an experiment's sites; see `fedsign.data.client_data.ClientData`."""
+    """The data of an experiment's sites; implements `fedsign.data.client_data.ClientData`."""
 
     config: ExperimentConfig
 
     @property
     def is_evaluated_at_clients(self) -> bool:
-        """See ClientData."""
+        """Implements `ClientData.is_evaluated_at_clients`."""
         return sites.is_evaluated_at_clients(self.config)
 
     def read(self, here: frozenset[int] | None) -> Dataset:
-        """The data of the sites that are `here`, a sample's owner being its site; not normalized yet.
+        """The data of the sites `here`, each sample owned by its site; not normalized.
 
-        If it is not said which are, they are all in process (and with Ray), and none where nodes have them.
-        The test samples are the sites' own, or, where the server evaluates and has some here, the server's.
+        None stands for all sites in process (and with Ray), and for no site if nodes hold the data.  Test samples are
+        the sites' own; the server's, if the server evaluates.
 
         Raises:
-            DataError: a site's data cannot be read, or do not fit the configuration; it names the site.
+            DataError: a site's data cannot be read, or do not match the configuration; the error names the site.
         """
         config = self.config
         frame = sites.frame_of(config)
@@ -65,7 +65,7 @@ class SiteData:
                 whole = _read(config, root, frame)
                 found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
         server = None
-        if not sites.is_evaluated_at_clients(config):  # all that lies there are test samples
+        if not sites.is_evaluated_at_clients(config):  # all samples below test_root are test samples
             with _naming("the server's test data"):
                 server = _read(config, str(config.partition.settings["test_root"]), frame)
         normalizations = {data.normalization for data in (*found.values(), server) if data is not None}
@@ -89,10 +89,10 @@ class SiteData:
         )
 
     def at_root(self, root: str, here: Collection[int] | None) -> ExperimentConfig:
-        """See ClientData.
+        """Implements `ClientData.at_root`.
 
         Raises:
-            ConfigError: all sites are read here, each from a folder of its own.
+            ConfigError: all sites are read in this process, each from its own folder.
         """
         if here is None:
             raise ConfigError(
@@ -105,12 +105,12 @@ class SiteData:
 
 
 def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
-    """One root's data, checked against what the configuration says of all."""
+    """The data below one root, checked against the configuration, which all sites share."""
     data = config.data
     settings = rooted(data, root)
     if "strict" in plugins.names_of(data.kind, data.name):
-        settings["strict"] = True  # nothing may be learnt of one site's table
-    is_ours = data.name in KINDS["dataset"].table  # a reader of the user's own may take a root that is no path
+        settings["strict"] = True  # nothing may be inferred from a single site's table
+    is_ours = data.name in KINDS["dataset"].table  # the root of a user's own reader need not be a path
     if is_ours and not Path(root).expanduser().exists():
         raise DataError(f"there is nothing at {root}; correct the node's data-root, or partition.roots.")
     found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
@@ -136,7 +136,7 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
 
 @contextmanager
 def _naming(whose: str) -> Iterator[None]:
-    """Say whose data an error is about."""
+    """A context manager: prefix errors with the site they are about."""
     try:
         yield
     except FedSignError as error:
@@ -144,7 +144,7 @@ def _naming(whose: str) -> Iterator[None]:
 
 
 def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
-    """Samples one after another; each is owned by the number of its part."""
+    """Concatenated samples, each owned by the key of its part."""
     if not parts:
         features = torch.zeros(0, *frame.input_shape)
         targets = torch.zeros(0, dtype=torch.int64 if frame.class_names else torch.float32)
@@ -161,7 +161,7 @@ def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
 
 
 class _Items(TorchDataset[Tensor]):
-    """Samples as a torch Dataset of features."""
+    """The features of samples as a torch Dataset."""
 
     def __init__(self, samples: AnySamples) -> None:
         self._samples = samples

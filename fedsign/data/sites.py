@@ -1,8 +1,8 @@
-"""Sites: clients whose data lie with them.  What an experiment says of them, without looking at data.
+"""Sites: clients that hold their own data.  This module covers what an experiment knows of them without reading data.
 
-With `partition.name=sites` every client is a site.  The server makes the model before it has heard of any data, so
-whatever decides its shape comes from the configuration: class names, columns, the shape of a sample (`Frame`).  What is
-learnt of data (means, texts, classes) would differ from site to site, and is refused.  Reading: `fedsign.data.site_reader`.
+With `partition.name=sites`, every client is a site.  The server builds the model before any data are read, so the
+configuration must determine its shape: class names, columns, sample shape (`Frame`).  Anything measured on data (means,
+texts, classes) would differ between sites, and is refused.  `fedsign.data.site_reader` reads the data.
 """
 
 from dataclasses import dataclass, replace
@@ -22,18 +22,18 @@ def has_sites(config: ExperimentConfig) -> bool:
 
 
 def lies_at_nodes(config: ExperimentConfig) -> bool:
-    """Whether sites' data are read by nodes alone, and never by the server."""
+    """Whether only nodes read the sites' data, never the server."""
     return has_sites(config) and EngineTraits.of(config.engine.name).is_deployed
 
 
 def root_of(config: ExperimentConfig, site: int) -> str:
-    """Where a site's data lie; empty where this process does not know."""
+    """The location of a site's data; empty if this process does not know it."""
     roots = config.partition.settings["roots"]
     return str(roots[site]) if site < len(roots) else ""
 
 
 def name_of(config: ExperimentConfig, site: int) -> str:
-    """What a site is called: by `partition.names`, or else by its folder."""
+    """The name of a site: from `partition.names`, otherwise its folder's."""
     names = config.partition.settings["names"]
     if site < len(names) and names[site]:
         return str(names[site])
@@ -41,10 +41,10 @@ def name_of(config: ExperimentConfig, site: int) -> str:
 
 
 def frame_of(config: ExperimentConfig) -> Frame:
-    """What all sites' data have in common, by the configuration.
+    """What the configuration determines of all sites' data.
 
     Raises:
-        ConfigError: the configuration does not say it.
+        ConfigError: the configuration leaves it open.
     """
     data = config.data
     said = DatasetTraits.of(data.name).frame
@@ -59,17 +59,17 @@ def frame_of(config: ExperimentConfig) -> Frame:
 
 
 def is_evaluated_at_clients(config: ExperimentConfig) -> bool:
-    """Whether sites test the model on samples of their own, or the server on its."""
+    """Whether sites evaluate on their own samples, instead of the server."""
     return config.server.evaluation == "clients" or not config.partition.settings["test_root"]
 
 
 def check_frame(config: ExperimentConfig, frame: Frame) -> None:
-    """Raise ConfigError unless data that are like this may lie apart."""
+    """Raise ConfigError if data of this kind cannot be held by separate sites."""
     check(_FRAME_RULES, _Agreed(config, frame))
 
 
 def check_tokenizer(config: ExperimentConfig, own: Tokenizer | None, servers: str) -> None:
-    """Raise DataError unless a site reads text with the server's tokenizer, given as its fingerprint."""
+    """Raise DataError if a site's tokenizer differs from the server's, whose fingerprint is given."""
     if servers and fingerprint(own) != servers:
         raise DataError(
             f"data.tokenizer={config.data.settings.get('tokenizer')} has other tokens here than at the server; put "
@@ -79,14 +79,14 @@ def check_tokenizer(config: ExperimentConfig, own: Tokenizer | None, servers: st
 
 @dataclass(frozen=True)
 class _Agreed:
-    """An experiment and what its sites' data have in common."""
+    """An experiment, and what its sites' data have in common."""
 
     config: ExperimentConfig
     frame: Frame
 
 
 def _miscounted(config: ExperimentConfig) -> str:
-    """A list that is not as long as there are sites."""
+    """A list that does not have one entry per site."""
     for key in ("roots", "names"):
         num, expected = len(config.partition.settings[key]), config.partition.num_clients
         if num > expected or (key == "names" and 0 < num < expected):
@@ -95,7 +95,7 @@ def _miscounted(config: ExperimentConfig) -> str:
 
 
 def _missing(config: ExperimentConfig) -> str:
-    """The first site whose data nobody could read."""
+    """The first site without data that this process could read."""
     sites = range(0 if lies_at_nodes(config) else config.partition.num_clients)
     return next((str(site) for site in sites if not root_of(config, site)), "")
 

@@ -1,4 +1,4 @@
-"""Splits by the seed: into training and test samples, and validation samples held out of training."""
+"""Random splits by the seed: training and test samples, and validation samples held out of training."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from fedsign.seeding import Purpose, generator
 
 
 def train_test(num_samples: int, seed: int, test_fraction: float) -> tuple[IntArray, IntArray]:
-    """Indices of the training and of the test samples, shuffled.
+    """Shuffled indices of the training and test samples.
 
     >>> [len(index) for index in train_test(10, 0, 0.3)]
     [7, 3]
@@ -26,12 +26,12 @@ def train_test(num_samples: int, seed: int, test_fraction: float) -> tuple[IntAr
 
 
 def hold_out_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset:
-    """Take `fraction` of the training samples out, of each class alike (rounded down); nothing for 0.
+    """Hold out `fraction` of the training samples for validation, stratified by class (rounded down).
 
-    A class that is trained on keeps at least one training sample.
+    Every class keeps at least one training sample.
 
     Raises:
-        DataError: the fraction is not one sample.
+        DataError: the fraction is less than one sample of any class.
     """
     if fraction == 0:
         return dataset
@@ -48,7 +48,7 @@ def hold_out_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset
 
 
 def _groups(train: AnySamples, class_names: tuple[str, ...]) -> list[IntArray]:
-    """Positions by class; in one group for a regression."""
+    """Indices by class; a single group for a regression."""
     if not class_names:
         return [np.arange(len(train))]
     labels = train.targets.numpy()

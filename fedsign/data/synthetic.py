@@ -1,16 +1,16 @@
-"""Synthetic(alpha, beta): a softmax model of its own for every client.
+"""Synthetic(alpha, beta) of FedProx: every client has a softmax model of its own.
 
 Paper: Li et al. 2020 (arXiv 1812.06127), section 5.1 and appendix C.1.  For client k:
 
     y = argmax softmax(W_k x + b_k),  W_k [10 x 60] and b_k [10] ~ N(u_k, 1),  u_k ~ N(0, alpha),
     x [60] ~ N(v_k, Sigma),  Sigma diagonal with Sigma_jj = j^-1.2,  (v_k)_j ~ N(B_k, 1),  B_k ~ N(0, beta).
 
-alpha: how much the clients' models differ, beta: how much their features do.  With `iid`, all clients share one
+alpha: how much the clients' models differ; beta: how much their features differ.  With `iid`, all clients share
 W, b ~ N(0, 1), and v = 0.  A client has min_size + floor(exp(N(log_size, log_size_std^2))) samples.
 
-alpha and beta are standard deviations here, as in the authors' code; the paper can be read as variances, which is
-the same for the usual values 0 and 1.  Differs: the paper has 30 clients; the default here is that of
-`partition.num_clients`.  A client's samples come from a stream of its own, so they do not depend on the number of clients.
+alpha and beta are standard deviations, as in the authors' code.  The paper can also be read as variances, which makes
+no difference for the usual values 0 and 1.  Differs: the paper has 30 clients, the default here is that of
+`partition.num_clients`.  Each client has its own random stream, so its samples do not depend on the number of clients.
 """
 
 from typing import Annotated
@@ -41,7 +41,7 @@ def synthetic(
     log_size_std: Annotated[float, Field(ge=0, le=2)] = 2.0,
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1,
 ) -> Dataset:
-    """Features [n, 60], 10 classes; of each owner's samples the last `test_fraction` (at least one) are for the test."""
+    """Features [n, 60], 10 classes; the last `test_fraction` of each owner's samples (at least one) are for testing."""
     shared = _softmax_model(0.0, generator(seed, Purpose.DATA)) if iid else None
     train: list[tuple[Array, npt.NDArray[np.int64]]] = []
     test: list[tuple[Array, npt.NDArray[np.int64]]] = []
@@ -52,7 +52,7 @@ def synthetic(
         centre = np.zeros(NUM_FEATURES) if iid else rng.normal(feature_mean, 1, NUM_FEATURES)
         weight, bias = _softmax_model(model_mean, rng) if shared is None else shared
         x = centre + _STD * rng.standard_normal((size, NUM_FEATURES))
-        y = (x @ weight.T + bias).argmax(axis=1)  # softmax does not change which is largest
+        y = (x @ weight.T + bias).argmax(axis=1)  # softmax is monotonic
         num_train = size - max(1, int(test_fraction * size))
         train.append((x[:num_train], y[:num_train]))
         test.append((x[num_train:], y[num_train:]))

@@ -1,8 +1,7 @@
-"""Torch's map-style datasets as ours: what a user's factory may return instead of a `Dataset`.
+"""Convert torch's map-style datasets: what a user's factory may return instead of a `Dataset`.
 
-Targets have to be known up front, since the partition deals samples out by them: they are taken from the
-attribute `targets` or `labels`, as torchvision's datasets have one, or else by going through the dataset once.
-Features stay where they are and are fetched batch by batch, except those of a `TensorDataset`.
+Partitions need all targets up front.  They come from the attribute `targets` or `labels`, which torchvision's datasets
+have, or from one pass over the dataset.  Features are fetched batch by batch, except those of a `TensorDataset`.
 """
 
 from typing import Any
@@ -17,10 +16,10 @@ from fedsign.errors import DataError
 
 
 def from_torch(train: Any, test: Any) -> Dataset:
-    """A data set of two map-style torch Datasets.
+    """A data set from two map-style torch Datasets.
 
-    Integer targets are classes, named by the attribute `classes` of `train` or else by their numbers.  An attribute `owners`,
-    one number per sample, is taken over.
+    Integer targets are classes, named by the attribute `classes` of `train`, otherwise by their numbers.  An attribute
+    `owners`, one number per sample, is kept.
     """
     parts, class_names = [_samples(part) for part in (train, test)], tuple[str, ...]()
     if not any(part.targets.is_floating_point() for part in parts):
@@ -31,7 +30,7 @@ def from_torch(train: Any, test: Any) -> Dataset:
 
 
 def is_map_style(found: object) -> bool:
-    """Whether samples can be counted and fetched one by one."""
+    """Whether an object has a length and can be indexed."""
     return hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, str | dict)
 
 
@@ -48,7 +47,7 @@ def _samples(part: Any) -> AnySamples:
 
 
 def _attribute(part: Any, *names: str) -> Any:
-    """An attribute of a dataset with one value per sample, also through Subsets; None where it has none."""
+    """A per-sample attribute of a dataset, indexed through Subsets; None if it has none."""
     if isinstance(part, Subset):
         whole = _attribute(part.dataset, *names)
         if whole is None or "classes" in names:
@@ -67,6 +66,6 @@ def _target(item: Any) -> Any:
 
 
 def _as_targets(values: Any) -> Tensor:
-    """Labels as int64, real numbers as float32."""
+    """Labels as int64, real targets as float32."""
     targets = torch.as_tensor(values)
     return targets.float() if targets.is_floating_point() else targets.long()

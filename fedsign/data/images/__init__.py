@@ -1,1 +1,1 @@
-"""Images in a folder: MNIST, SVHN, CIFAR, CINIC-10, and your own."""
+"""Image data sets in a folder: MNIST, SVHN, CIFAR, CINIC-10, and your own."""

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100, read from a folder in their original pickled batches.
 
-Source: Krizhevsky 2009.  Normalized by default with the mean and standard deviation of the 50,000 training
-images' channels, in the rounding that most code uses.
+Source: Krizhevsky 2009.  Default normalization: mean and standard deviation per channel of the 50,000 training images,
+rounded as in most code.
 """
 
 from fedsign.data.base import Dataset
@@ -14,12 +14,12 @@ _CIFAR100 = Normalization(shift=(0.5071, 0.4865, 0.4409), scale=(0.2673, 0.2564,
 
 
 def cifar10(seed: int, *, root: str = "data") -> Dataset:
-    """Features [n, 3, 32, 32] in 10 classes.  The files lie in `root`/cifar-10-batches-py; the split is CIFAR's own."""
+    """Features [n, 3, 32, 32] in 10 classes, read from `root`/cifar-10-batches-py, with CIFAR's own split."""
     return _load("CIFAR10", root, _CIFAR10)
 
 
 def cifar100(seed: int, *, root: str = "data") -> Dataset:
-    """Features [n, 3, 32, 32] in the 100 fine classes.  The files lie in `root`/cifar-100-python."""
+    """Features [n, 3, 32, 32] in the 100 fine classes, read from `root`/cifar-100-python."""
     return _load("CIFAR100", root, _CIFAR100)
 
 
@@ -30,7 +30,7 @@ def _load(name: str, root: str, normalization: Normalization) -> Dataset:
     files = [file for file, _ in reader.train_list + reader.test_list] + [reader.meta["filename"]]
     remedy = f"torchvision.datasets.{name}({str(parent)!r}, download=True) fetches them."
     check_present(name, folder, files, remedy)
-    with sentence_where_damaged(folder):  # the reader compares the files' MD5 sums
+    with sentence_where_damaged(folder):  # the reader verifies MD5 sums
         parts = [reader(parent, train=train, download=False) for train in (True, False)]
     train, test = (
         images(tensor_of(part.data).permute(0, 3, 1, 2), tensor_of(part.targets), where=folder) for part in parts

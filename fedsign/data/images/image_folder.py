@@ -1,14 +1,14 @@
 """Images in folders, one folder per class: `root`/train/CLASS/*.png and `root`/test/CLASS/*.png, or `root`/CLASS/*.png.
 
-Any format that Pillow reads.  An image is scaled so that it just covers a square of `size` pixels, and its
-middle is cut out; one that has that size already is taken as it is.
+Reads any format that Pillow supports.  Images of another size are scaled to cover a square of `size` pixels, and
+center-cropped.
 
-`class_names` says which classes there are, in this order: a folder of another name is an error, and a class without a
-folder is fine.  Without it the classes are the folders, in sorted order.
+`class_names` lists the classes in order: a folder of another name is an error, but a class may lack a folder.  Without
+it, the classes are the sorted folder names.
 
-[Note: in memory or not] As float32, n images take n * channels * size^2 * 4 bytes.  With `in_memory = "auto"` they are
-read once and kept if that is at most `_MAX_BYTES`, and otherwise read again for every batch.  Every process of
-an engine reads its own.
+[Note: in memory or not] As float32, n images take n * channels * size^2 * 4 bytes.  With `in_memory = "auto"`, they are
+read once and kept if that is at most `_MAX_BYTES`; otherwise, every batch is read from disk.  Each process of an
+engine has its own copy.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def image_folder(
     in_memory: InMemory = "auto",
     class_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """Features [n, channels, size, size] in [0, 1].  `test_fraction` counts where there are no folders train and test."""
+    """Features [n, channels, size, size] in [0, 1].  `test_fraction` applies without folders train and test."""
     folder, listing = folder_of(root), partial(Listing, size=size, channels=channels, class_names=class_names)
     if all((folder / part).is_dir() for part in ("train", "test")):
         return dataset_of(listing(folder / "train"), listing(folder / "test"), in_memory)
@@ -61,7 +61,7 @@ def image_folder(
 def dataset_of(
     train: "Listing", test: "Listing", in_memory: InMemory, normalization: Normalization = IDENTITY
 ) -> Dataset:
-    """A data set of a folder of training images and one of test images, with the same classes."""
+    """A data set from a folder of training images and one of test images, with the same classes."""
     if train.class_names != test.class_names:
         odd = ", ".join(sorted(set(train.class_names) ^ set(test.class_names)))
         raise DataError(
@@ -72,7 +72,7 @@ def dataset_of(
 
 
 class Listing:
-    """The images of one folder of class folders, in the order of their names; an item is read when it is asked for."""
+    """The images in class folders, sorted by name; an item is read on access."""
 
     def __init__(self, folder: Path, *, size: int, channels: int, class_names: tuple[str, ...] = ()) -> None:
         try:
@@ -98,27 +98,26 @@ class Listing:
         return features_of(_read(self._files[position], self._shape))
 
     def samples(self, in_memory: InMemory, *, num_images: int) -> AnySamples:
-        """See [Note: in memory or not]; `num_images` counts those of all folders."""
+        """The images as samples, by [Note: in memory or not]; `num_images` counts all folders of the data set."""
         fits = num_images * prod(self._shape) * 4 <= _MAX_BYTES
         if in_memory == "never" or (in_memory == "auto" and not fits):
             return LazySamples(source=self, targets=self.targets)
-        features = torch.empty(
-            len(self), *self._shape
-        )  # filled in place: a list and its stack would take twice as much
+        # Filled in place: a list and its stack would take twice the memory.
+        features = torch.empty(len(self), *self._shape)
         for position in range(len(self)):
             features[position] = self[position]
         return Samples(features=features, targets=self.targets)
 
 
 def _read(file: str, shape: tuple[int, int, int]) -> Any:
-    """An image of a file, fitted to a shape [C, H, W]."""
+    """An image file, fitted to a shape [C, H, W]."""
     from PIL import Image, ImageOps
 
     channels, height, width = shape
     try:
         with Image.open(file) as opened:
             image = opened.convert("RGB" if channels == 3 else "L")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises all of these
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # all raised by Pillow
         raise DataError(f"the image {file} cannot be read ({error}); replace or remove it.") from error
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), method=Image.Resampling.BILINEAR)

@@ -23,12 +23,12 @@ _FASHION_MNIST = Normalization(shift=(0.2860,), scale=(0.3530,))
 
 
 def mnist(seed: int, *, root: str = "data") -> Dataset:
-    """Features [n, 1, 28, 28].  The files lie in `root`/MNIST/raw; the split is MNIST's own."""
+    """Features [n, 1, 28, 28], read from `root`/MNIST/raw, with MNIST's own split."""
     return _load("MNIST", root, tuple(str(digit) for digit in range(10)), _MNIST)
 
 
 def fashion_mnist(seed: int, *, root: str = "data") -> Dataset:
-    """Features [n, 1, 28, 28].  The files lie in `root`/FashionMNIST/raw."""
+    """Features [n, 1, 28, 28], read from `root`/FashionMNIST/raw."""
     return _load("FashionMNIST", root, _FASHION, _FASHION_MNIST)
 
 
@@ -47,7 +47,7 @@ def _load(name: str, root: str, class_names: tuple[str, ...], normalization: Nor
 
 
 def _unpack(path: Path) -> None:
-    """Make a file of its .gz, as torchvision leaves it after a download, if that alone is there."""
+    """Unpack a file's .gz if the file is missing, as torchvision does after a download."""
     packed = path.with_name(path.name + ".gz")
     if path.exists() or not packed.exists():
         return
