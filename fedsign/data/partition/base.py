@@ -1,4 +1,4 @@
-"""What a partitioner returns, and what partitioners share."""
+"""The result type of partitioners, and helpers that they share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from fedsign.data.base import AnySamples, IntArray
 from fedsign.data.partition.lazy import LazyShares
 from fedsign.errors import DataError
 
-Concentration = Annotated[float, Field(gt=0, le=1e12)]  # of a Dirichlet law; sums of larger ones overflow
+Concentration = Annotated[float, Field(gt=0, le=1e12)]  # of a Dirichlet distribution; larger sums overflow
 AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """One array of sample indices per client, and how far it is from what was drawn.
+    """One array of sample indices per client, and its deviation from the draw.
 
-    `num_moved` samples were moved between clients to give each its minimum.  `moved_label_distance` is
-    what that did to the labels: `label_distance` of the histograms drawn and dealt; None where labels were
-    not part of the draw.  `is_shared`: a sample may belong to several clients, though not twice to one.
+    `num_moved` samples were moved between clients to reach the minimum per client.  `moved_label_distance` is the
+    `label_distance` between the histograms before and after; None if labels were not part of the draw.  `is_shared`: a
+    sample may belong to several clients, but only once to each.
     """
 
     indices: Sequence[IntArray]
@@ -32,11 +32,11 @@ class Split:
 
     @property
     def largest(self) -> int:
-        """No client has more samples."""
+        """The size of the largest client; an upper bound if shares are lazy."""
         return self.indices.largest if isinstance(self.indices, LazyShares) else max(map(len, self.indices))
 
     def moved_sentence(self, name: str) -> str:
-        """What was moved, for a reader of the run."""
+        """A sentence about moved samples, for readers of a run."""
         total = sum(map(len, self.indices))
         said = (
             f"no draw of the {name} partition gave every client its minimum: {self.num_moved:,} of {total:,} samples "
@@ -51,10 +51,10 @@ class Split:
 
 
 def split_of(given: object, *, name: str) -> Split:
-    """A factory's answer as a `Split`: a user's own may be a plain sequence of indices per client.
+    """A factory's result as a `Split`; a user's own may be a plain sequence of indices per client.
 
     Raises:
-        DataError: it is neither, or its parts are not lists of integers.
+        DataError: the result is neither, or its parts are not lists of integers.
     """
     if isinstance(given, Split):
         return given
@@ -79,8 +79,8 @@ def _integers(part: object, who: str, expected: str) -> IntArray:
 def label_distance(some: npt.ArrayLike, other: npt.ArrayLike) -> float:
     """Mean over clients of the total variation between two label histograms, both [K, C]; in [0, 1].
 
-    With shares p and q of the classes it is sum_c |p_c - q_c| / 2: the fraction of a client's samples
-    whose label would have to change.  A histogram of no samples is at distance 1 from any other.
+    With class shares p and q it is sum_c |p_c - q_c| / 2: the fraction of a client's samples whose label would have to
+    change.  An empty histogram has distance 1 from any other.
 
     >>> label_distance([[2, 2], [0, 0]], [[4, 0], [1, 0]])
     0.75
@@ -95,7 +95,7 @@ def label_distance(some: npt.ArrayLike, other: npt.ArrayLike) -> float:
 
 
 def group(owner_of: IntArray, num_clients: int) -> list[IntArray]:
-    """Indices of each client's samples, ascending, given the owner of each sample.
+    """Ascending sample indices per client, from the owner of each sample.
 
     >>> [part.tolist() for part in group(np.array([1, 0, 1]), 2)]
     [[1], [0, 2]]
@@ -108,7 +108,7 @@ def class_labels(train: AnySamples, *, name: str, instead: str = "partition.name
     """The class of each sample.
 
     Raises:
-        DataError: the targets are real numbers, or several for each sample.
+        DataError: the targets are real numbers, or there are several per sample.
     """
     if train.targets.ndim != 1 or train.targets.is_floating_point():
         given = f"of shape {list(train.targets.shape[1:])} each" if train.targets.ndim != 1 else "real numbers"
@@ -118,7 +118,7 @@ def class_labels(train: AnySamples, *, name: str, instead: str = "partition.name
 
 
 def need(num_samples: int, *, num_clients: int, each: int, setting: str) -> None:
-    """Raise DataError where there are fewer than `each` samples (or shards) for every client."""
+    """Raise DataError if there are fewer than `each` samples (or shards) per client."""
     if num_clients * each > num_samples:
         raise DataError(
             f"partition.num_clients={num_clients} clients with partition.{setting}={each} each need "

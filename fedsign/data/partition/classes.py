@@ -1,11 +1,11 @@
-"""A fixed number of classes for each client: "#C = k" of NIID-Bench.
+"""A fixed number of classes per client: "#C = k" of NIID-Bench.
 
-Source: Li et al. 2022, NIID-Bench (arXiv 2102.02079), section IV-A: every client is given k different
-classes, and the samples of a class are shared equally among the clients that were given it.  As in the
-authors' code, clients get their first class in turn and the others at random.
+Source: Li et al. 2022, NIID-Bench (arXiv 2102.02079), section IV-A.  Every client is assigned k different classes, and
+the samples of a class are divided equally among its clients.  As in the authors' code, first classes are assigned in
+turn, the others at random.
 
-Differs: with fewer clients than classes, clients go on in turn until each class is given to somebody, so
-that no sample is left out; and the turn goes through the classes in an order drawn by the seed.
+Differs: with fewer clients than classes, the turn continues until every class is assigned, so no sample is left out.
+The order of classes in the turn is random.
 """
 
 import numpy as np
@@ -22,12 +22,12 @@ def classes(
     *,
     classes_per_client: AtLeastOne = 2,
 ) -> Split:
-    """Deal the samples of each class out to the clients that were given it.
+    """Divide the samples of each class among the clients to which it is assigned.
 
-    A client that was given a class with fewer samples than clients may hold none of it.
+    A client may hold none of a class that has fewer samples than clients.
 
     Raises:
-        DataError: targets that are not classes, too few classes or too many, or a client without a sample.
+        DataError: the targets are not classes, the number of classes does not fit, or a client gets no sample.
     """
     labels = class_labels(train, name="classes")
     present, label_of = np.unique(labels, return_inverse=True)
@@ -42,7 +42,7 @@ def classes(
     owner_of = np.empty(len(train), dtype=np.int64)
     for label in range(num_classes):
         index = rng.permutation(np.flatnonzero(label_of == label))
-        holders = rng.permutation(np.flatnonzero(is_given[:, label]))  # the first get the samples that do not divide
+        holders = rng.permutation(np.flatnonzero(is_given[:, label]))  # the first ones get the remainder
         owner_of[index] = holders[np.arange(len(index)) % len(holders)]
     indices = group(owner_of, num_clients)
     if empty := sum(len(index) == 0 for index in indices):
@@ -54,11 +54,11 @@ def classes(
 
 
 def _assign(num_clients: int, num_classes: int, each: int, rng: np.random.Generator) -> IntArray:
-    """Which client is given which class, a mask [K, C] with `each` ones a row and one at least in each column."""
+    """The class assignment, a mask [K, C] with `each` ones per row and at least one per column."""
     is_given = np.zeros((num_clients, num_classes), dtype=bool)
     turn = np.arange(max(num_clients, num_classes))
     is_given[turn % num_clients, rng.permutation(num_classes)[turn % num_classes]] = True
-    # random keys: a row's smallest are its choice, and what it has already comes first
+    # Each row takes the classes with the smallest keys: those assigned in turn, then random ones.
     keys = np.where(is_given, -1.0, rng.random(is_given.shape))
     chosen = np.argsort(keys, axis=1)[:, :each]
     np.put_along_axis(is_given, chosen, True, axis=1)

@@ -1,15 +1,13 @@
 """Dirichlet label skew: client k gets the share p_k of each class, p ~ Dirichlet(alpha) per class.
 
-Source: Hsu et al. 2019 (arXiv 1909.06335), in the per-class form that most benchmarks use: each class is
-shuffled and cut at the cumulated shares, for each class a fresh draw.  Small alpha: a client sees few
-classes.
+Source: Hsu et al. 2019 (arXiv 1909.06335), in the per-class form that most benchmarks use: each class is shuffled and
+cut at the cumulative shares of a fresh draw.  With a small alpha, a client has few classes.
 
-Every client gets `min_partition_size` samples at least.  As others do, we draw again until that holds,
-but boundedly: at most `_MAX_DRAWS` times, and fewer where a draw is large, so that all draws together
-take at most `_MAX_SHARES` numbers (well under a second).  If none holds, the draw that lacks least is
-taken, each client below the minimum gets exactly what it lacks from the clients that hold most, and the
-`Split` says how many samples that were and what it did to the labels.  Counts are drawn first and
-samples dealt after, so that a rejected draw is cheap.
+Every client gets at least `min_partition_size` samples.  Like other implementations, we redraw until this holds, but at
+most `_MAX_DRAWS` times, and fewer for large draws, which limits all draws together to `_MAX_SHARES` numbers (well under
+a second).  If no draw succeeds, the one with the smallest shortfall is used: clients below the minimum receive exactly
+what they lack from the largest clients, and the `Split` reports how many samples moved and the effect on labels.
+Counts are drawn first and samples assigned afterwards, so a rejected draw is cheap.
 """
 
 import heapq
@@ -33,10 +31,10 @@ def dirichlet(
     alpha: Concentration = 0.1,
     min_partition_size: AtLeastOne = 4,
 ) -> Split:
-    """Deal the samples out by class.
+    """Partition by class.
 
     Raises:
-        DataError: too few samples for that many clients, or targets that are not classes.
+        DataError: too few samples for that many clients, or the targets are not classes.
     """
     labels = class_labels(train, name="dirichlet")
     by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
@@ -46,7 +44,7 @@ def dirichlet(
 def deal(
     by_class: Sequence[IntArray], num_clients: int, alpha: float, min_partition_size: int, rng: np.random.Generator
 ) -> Split:
-    """Deal the samples of each class out; see the module.
+    """Partition the samples of each class; see the module docstring.
 
     Raises:
         DataError: too few samples for that many clients.
@@ -69,7 +67,7 @@ def deal(
 def draw_counts(
     class_sizes: IntArray, num_clients: int, alpha: float, minimum: int, rng: np.random.Generator
 ) -> IntArray:
-    """How many samples of each class each client gets, [C, K]: the first draw that lacks nothing, or the one that lacks least."""
+    """Samples per class and client, [C, K]: the first draw without a shortfall, or the one with the smallest."""
     best, least = np.empty(0, dtype=np.int64), np.inf
     for _ in range(max_draws(len(class_sizes), num_clients)):
         shares = rng.dirichlet(np.full(num_clients, alpha), size=len(class_sizes))  # [C, K]
@@ -84,7 +82,7 @@ def draw_counts(
 
 
 def max_draws(num_classes: int, num_clients: int) -> int:
-    """How often a split is drawn at most.
+    """The maximum number of draws.
 
     >>> max_draws(10, 50), max_draws(10, 100), max_draws(100, 1000), max_draws(1000, 10000)
     (5000, 2500, 25, 1)
@@ -93,13 +91,13 @@ def max_draws(num_classes: int, num_clients: int) -> int:
 
 
 def fill_up(counts: IntArray, minimum: int) -> IntArray:
-    """Move exactly what the small clients lack, sample by sample, from the largest client's largest class; [C, K].
+    """Move samples one by one from the largest client's largest class to clients below the minimum; [C, K].
 
-    Among equals the first gives.
+    Ties are broken by the lowest index.
     """
     by_client = counts.T.copy()  # [K, C]
     sizes = by_client.sum(axis=1)
-    # While a client lacks something, one is above the minimum: receivers never have to give.
+    # While any client is below the minimum, some other is above it: receivers never become donors.
     donors = [(-int(size), client) for client, size in enumerate(sizes) if size > minimum]
     heapq.heapify(donors)
     for client in np.flatnonzero(sizes < minimum):
@@ -113,5 +111,5 @@ def fill_up(counts: IntArray, minimum: int) -> IntArray:
 
 
 def num_moved(drawn: IntArray, dealt: IntArray) -> int:
-    """How many samples changed their client: every one is missed once and gained once."""
+    """Number of samples that changed their client; each is counted as lost and as gained, hence the half."""
     return int(np.abs(dealt - drawn).sum()) // 2

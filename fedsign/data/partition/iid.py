@@ -1,4 +1,4 @@
-"""IID: shuffled, then cut into parts whose sizes differ by one at most."""
+"""IID: shuffled, then cut into parts whose sizes differ by at most one."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from fedsign.errors import DataError
 
 
 def iid(train: AnySamples, num_clients: int, rng: np.random.Generator) -> Split:
-    """Deal the samples out at random in equal parts."""
+    """Partition the samples at random into equal parts."""
     if num_clients > len(train):
         raise DataError(
             f"partition.num_clients={num_clients} clients cannot share {len(train)} training samples: every client "

@@ -1,8 +1,8 @@
-"""Shares that are made when they are asked for: a population of any size costs what its cohorts cost.
+"""Lazy shares, drawn on access: the cost of a population is that of its cohorts.
 
-[Note: counted clients] What is said about a population (partition.json, reports, `fedsign partition`) is counted
-over all clients as long as they are `NUM_COUNTED` at most, or their shares lie there anyway.  Of a larger lazy
-population so many clients are looked at, evenly spaced from the first to the last, and the record says which.
+[Note: counted clients] Facts about a population (partition.json, reports, `fedsign partition`) cover all clients if
+there are at most `NUM_COUNTED`, or if all shares are in memory.  In a larger lazy population, `NUM_COUNTED` evenly
+spaced clients are sampled, and the record lists them.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ import numpy as np
 from fedsign.data.base import IntArray
 
 NUM_COUNTED = 1_000
-_NUM_KEPT = 4_096  # shares that are kept for their next use
+_NUM_KEPT = 4_096  # size of the LRU cache of shares
 
 
 class LazyShares(Sequence[IntArray]):
-    """The sample indices of each client, made by `draw(client)` on use; the last used ones are kept.
+    """Sample indices per client, drawn by `draw(client)` on access, with an LRU cache.
 
-    `draw` gives a client the same share whenever it is asked, of `largest` samples at most.
+    `draw` must be deterministic, and return at most `largest` samples.
     """
 
     def __init__(self, num_clients: int, draw: Callable[[int], IntArray], *, largest: int) -> None:
@@ -34,11 +34,11 @@ class LazyShares(Sequence[IntArray]):
     def __getitem__(self, client: Any) -> Any:  # an index, or a slice for a list
         if isinstance(client, slice):
             return [self._draw(each) for each in range(self._num_clients)[client]]
-        return self._draw(range(self._num_clients)[client])  # a range knows negative numbers, and where it ends
+        return self._draw(range(self._num_clients)[client])  # range handles negative indices and raises IndexError
 
 
 def counted_clients(shares: Sequence[IntArray]) -> Sequence[int]:
-    """The clients that facts about a population are counted over; see [Note: counted clients].
+    """The clients over which facts about a population are computed; see [Note: counted clients].
 
     >>> counted_clients(LazyShares(10**6, lambda client: np.array([client]), largest=1))[:3]
     [0, 1001, 2002]

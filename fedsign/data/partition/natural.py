@@ -1,9 +1,8 @@
-"""The data's own owners: a writer, a speaker, a hospital is a client.
+"""The data's own owners: each client is a writer, a speaker or a hospital.
 
-With as many owners as clients, client k is the k-th owner, whatever the seed.  With more owners, whole
-owners are put together: in random order, each to the client that holds least so far.  Then the sizes of
-two clients differ by the largest owner at most (Graham 1969): when the largest client got its last
-owner, it held no more than any other.
+With as many owners as clients, client k is the k-th owner, whatever the seed.  With more owners, whole owners are
+merged: in random order, each goes to the client with the fewest samples so far.  Client sizes then differ by at most the
+largest owner (Graham 1969): when a client received its last owner, it had no more samples than any other.
 """
 
 import heapq
@@ -16,10 +15,10 @@ from fedsign.errors import DataError
 
 
 def natural(train: AnySamples, num_clients: int, rng: np.random.Generator) -> Split:
-    """Give each client the samples of one owner, or of several.
+    """Assign one or more owners to each client.
 
     Raises:
-        DataError: the data does not say who owns a sample, or has fewer owners than clients.
+        DataError: the samples have no owners, or fewer owners than clients.
     """
     if train.owners is None:
         raise DataError(
@@ -40,7 +39,7 @@ def natural(train: AnySamples, num_clients: int, rng: np.random.Generator) -> Sp
 def _merge(sizes: IntArray, num_clients: int, rng: np.random.Generator) -> IntArray:
     """The client of each owner."""
     client_of = np.empty(len(sizes), dtype=np.int64)
-    held = [(0, client) for client in range(num_clients)]  # a heap: the client that holds least is first
+    held = [(0, client) for client in range(num_clients)]  # heap: the client with the fewest samples comes first
     for owner in rng.permutation(len(sizes)):
         size, client = held[0]
         client_of[owner] = client

@@ -1,9 +1,9 @@
-"""Quantity skew: clients differ in how much they hold, not in what.
+"""Quantity skew: clients differ in the number of samples, not in their labels.
 
-Source: Li et al. 2022, NIID-Bench (arXiv 2102.02079), section IV-C: the share of client k is p_k with
-p ~ Dirichlet(alpha), and its samples are drawn from all classes alike.  Small alpha: a few clients hold
-nearly everything.  `min_partition_size` is met as in the Dirichlet partition, of which this is the case
-of a single class.  Labels play no part, so a regression can be split as well.
+Source: Li et al. 2022, NIID-Bench (arXiv 2102.02079), section IV-C.  Client k has the share p_k, p ~ Dirichlet(alpha),
+drawn from all classes alike.  With a small alpha, a few clients hold nearly everything.  `min_partition_size` is
+enforced as in the Dirichlet partition, of which this is the single-class case.  Labels are ignored, so regressions
+can be partitioned too.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ def quantity(
     alpha: Concentration = 0.5,
     min_partition_size: AtLeastOne = 4,
 ) -> Split:
-    """Deal shuffled samples out in parts of very different sizes.
+    """Partition shuffled samples into parts of very different sizes.
 
     Raises:
         DataError: too few samples for that many clients.

@@ -1,12 +1,12 @@
-"""Shards: the samples sorted by label, cut into equal shards, a few shards for each client.
+"""Shards: samples sorted by label, cut into equal shards, a few shards per client.
 
-Source: McMahan et al. 2017 (arXiv 1602.05629), section 3, "pathological non-IID": MNIST in 200 shards of
-300, two for each of 100 clients, so that most clients see two digits only.
+Source: McMahan et al. 2017 (arXiv 1602.05629), section 3, "pathological non-IID": MNIST in 200 shards of 300, two for
+each of 100 clients, so most clients have two digits only.
 
-Samples of a class are shuffled before the cut.  Sizes that do not divide: shards differ by one sample at
-most, and all samples are dealt out.  K clients of s shards meet at most K s + C - 1 pairs (shard, class),
-since each of the C - 1 borders between classes is inside one shard at most; where no class is smaller
-than a shard, a client has at most 2 s classes.  A regression is sorted by its target.
+Samples of a class are shuffled before the cut.  If sizes do not divide evenly, shards differ by at most one sample, and
+all samples are assigned.  K clients with s shards hold at most K s + C - 1 pairs (shard, class), since each of the
+C - 1 class boundaries lies in at most one shard.  If no class is smaller than a shard, a client has at most 2 s
+classes.  A regression is sorted by its target.
 """
 
 import numpy as np
@@ -23,10 +23,10 @@ def shards(
     *,
     shards_per_client: AtLeastOne = 2,
 ) -> Split:
-    """Deal out shards of similar labels.
+    """Assign shards of similar labels to clients.
 
     Raises:
-        DataError: fewer samples than shards, or more than one target a sample.
+        DataError: fewer samples than shards, or more than one target per sample.
     """
     if train.targets.ndim != 1:
         raise DataError(

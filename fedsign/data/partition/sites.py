@@ -1,6 +1,6 @@
-"""Sites: every client has a data set of its own, which lies with it; nothing is dealt out.
+"""Sites: every client holds a data set of its own; nothing is partitioned.
 
-The settings say where the sites' data lie, as far as this process may know it; see `fedsign.data.site_reader`.
+The settings locate the sites' data, as far as this process knows them; see `fedsign.data.site_reader`.
 """
 
 import numpy as np
@@ -24,13 +24,13 @@ def sites(
     input_shape: tuple[int, ...] = (),
     test_root: str = "",
 ) -> Split:
-    """Every site keeps what is its own; one whose data are not here has no samples.
+    """Every site keeps its own data; a site whose data are elsewhere has no samples here.
 
     Args:
-        roots: a folder or a file for each site, where the sites' data lie on this machine.
-        names: what the sites are called in reports.
-        input_shape: of one sample's features, where the reader's settings do not say it.
-        test_root: the server's own test samples, if it has some.
+        roots: a folder or file per site, where its data are on this machine.
+        names: the sites' names in reports.
+        input_shape: shape of one sample's features, if the reader's settings do not determine it.
+        test_root: the server's own test samples, if any.
     """
     if train.owners is None:
         raise DataError(

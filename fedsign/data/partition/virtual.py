@@ -1,14 +1,13 @@
-"""Virtual clients: each draws its samples from all of them, when it is first asked, for populations of any size.
+"""Virtual clients: each draws its samples from the whole data set on first access, for populations of any size.
 
-Client k draws how many samples it has, which shares of the classes, and which samples, from its own stream: the
-k-th child of the partition's.  So its share does not depend on the size of the population, nor on who was asked
-before.  A sample may belong to many clients, but never twice to one: clients are like people who were drawn from
-the population that the data set stands for, not its parts.
+Client k draws its size, its class shares, and its samples from its own stream, the k-th child of the partition's.  Its
+share therefore depends neither on the size of the population nor on the order of access.  A sample may belong to many
+clients, but only once to each: clients are like people drawn from the population behind the data set, not parts of it.
 
-The shares of the classes are q ~ Dirichlet(alpha C p), with C classes whose shares of all samples are p: the mean is p, and
-where classes are equally frequent it is Dirichlet(alpha, ..., alpha), which is what the `dirichlet` partition tends to for
-one client among many.  Hsu et al. 2019 (arXiv 1909.06335) write Dirichlet(alpha' p), so alpha' = alpha C.  Of each class as
-many samples as a multinomial draw of q says; a class that runs out is made up for by the others, by the same law.
+Class shares are q ~ Dirichlet(alpha C p), with C classes of overall frequencies p.  Their mean is p; for balanced
+classes it is Dirichlet(alpha, ..., alpha), the limit of one client among many in the `dirichlet` partition.  Hsu et al.
+2019 (arXiv 1909.06335) write Dirichlet(alpha' p), so alpha' = alpha C.  Counts per class are multinomial with shares q;
+if a class runs out, the rest is drawn from the other classes in the same way.
 """
 
 from collections.abc import Callable
@@ -35,16 +34,16 @@ def virtual(
     samples_per_client: AtLeastOne = 20,
     max_samples: Annotated[int, Field(ge=0)] = 0,
 ) -> Split:
-    """Shares that are drawn on first use.
+    """Shares drawn on first access.
 
     Args:
-        labels: `dirichlet`, or `iid` for samples drawn from all alike, where `alpha` plays no part.
-        samples_per_client: how many samples each client has, or the least if there is a maximum.
-        max_samples: if above 0, sizes are equally likely from the least to this.
+        labels: `dirichlet`, or `iid` for samples drawn uniformly, which ignores `alpha`.
+        samples_per_client: samples per client, or their minimum if there is a maximum.
+        max_samples: if above 0, sizes are uniform between the minimum and this.
 
     Raises:
-        DataError: a client would need more samples than there are, the maximum is below the minimum, or targets that are no
-            classes.
+        DataError: a client would need more samples than exist, the maximum is below the minimum, or the targets are
+            not classes.
     """
     largest = max_samples or samples_per_client
     if largest < samples_per_client:
@@ -88,11 +87,11 @@ def _by_label(train: AnySamples, alpha: float) -> Callable[[int, np.random.Gener
 
 
 def draw_counts(size: int, q: npt.NDArray[np.float64], there: IntArray, rng: np.random.Generator) -> IntArray:
-    """How many samples of each class: a multinomial draw of the shares q, with no more of a class than are there; [C]."""
+    """Samples per class, [C]: multinomial with shares q, but no more than a class has."""
     counts = np.zeros_like(there)
     while left := size - int(counts.sum()):
         weights = np.where(counts < there, q, 0.0)
-        if not weights.sum() > 0:  # what is left has probability 0: as frequent as it is
+        if not weights.sum() > 0:  # all remaining classes have probability 0: draw by their frequency
             weights = (there - counts).astype(np.float64)
         counts = np.minimum(counts + rng.multinomial(left, weights / weights.sum()), there)
     return counts

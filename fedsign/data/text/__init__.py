@@ -1,1 +1,1 @@
-"""Text as samples: readers, tokenizers, and blocks of tokens of one length."""
+"""Text data: readers, tokenizers, and blocks of tokens of a fixed length."""

@@ -1,11 +1,11 @@
-"""Texts as blocks of tokens of one length: what a language model is trained on.
+"""Texts as blocks of tokens of a fixed length, the training samples of a language model.
 
-A stream of tokens t_0 ... t_N is cut into windows that do not overlap: block k holds t_kT ... t_kT+T-1, and its targets are the
-tokens that follow each, t_kT+1 ... t_kT+T.  So every token but the first is a target exactly once, and a model sees of
-it only what its block holds before it.  The last block is filled up with padding, whose targets are `IGNORED`.
+A stream of tokens t_0 ... t_N is cut into non-overlapping windows: block k holds t_kT ... t_kT+T-1, and its targets are
+the next tokens, t_kT+1 ... t_kT+T.  Every token but the first is a target exactly once, with only its block as
+context.  The last block is padded, and padding has the target `IGNORED`.
 
-[Note: train and test text] A document's end is held out, not windows from its middle: the test text follows the training text,
-and the two are streams of their own.  So no token of a test block stands in a block that is trained on.
+[Note: train and test text] The end of a document is held out, not windows from its middle: the test text follows the
+training text, and each is a stream of its own.  So no token of a test block occurs in a training block.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _BREAKS = ("\n\n", "\n", " ")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """A text and whose it is.  `is_whole`: it was not cut, so that a model may learn where it ends."""
+    """A text and its owner.  `is_whole`: it was not cut, so a model may learn its end."""
 
     text: str
     owner: int
@@ -34,7 +34,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Tokens [N + 1] in their order, which of them are scored [N + 1] (never the first), and whose they are."""
+    """Tokens [N + 1] in order, a mask of scored ones [N + 1] (never the first), and their owner."""
 
     tokens: IntArray
     is_scored: npt.NDArray[np.bool_]
@@ -42,10 +42,10 @@ class Stream:
 
 
 def text_of(file: Path) -> str:
-    """What a file holds.
+    """The content of a text file.
 
     Raises:
-        DataError: it cannot be read, or is not UTF-8.
+        DataError: the file cannot be read, or is not UTF-8.
     """
     try:
         return file.read_text(encoding="utf-8")
@@ -54,10 +54,10 @@ def text_of(file: Path) -> str:
 
 
 def cut(document: Document, test_fraction: float) -> tuple[Document, Document]:
-    """A document's training and test text; see [Note: train and test text].
+    """Cut a document into training and test text; see [Note: train and test text].
 
-    The cut is made after the first blank line in the last `test_fraction` of the characters, or else the first line, word
-    or character there.
+    The cut is after the first blank line in the last `test_fraction` of the characters; if there is none, after the
+    first line break, space or character there.
     """
     text = document.text
     earliest = len(text) - int(test_fraction * len(text))
@@ -69,13 +69,13 @@ def cut(document: Document, test_fraction: float) -> tuple[Document, Document]:
 
 
 def numbers_of(owners: Sequence[str]) -> list[int]:
-    """The number of each text's owner, in the sorted order of their names."""
+    """Each text's owner as an integer, by the sorted order of names."""
     number_of = {owner: number for number, owner in enumerate(sorted(set(owners)))}
     return [number_of[owner] for owner in owners]
 
 
 def stream_of(document: Document, tokenizer: Tokenizer) -> Stream:
-    """A document's tokens, the start before it, and the end after it if it is whole; all but the first are scored."""
+    """A document's tokens between start and (if it is whole) end token; all but the first are scored."""
     inner, end = tokenizer.encode(document.text), [tokenizer.end_id] * document.is_whole
     tokens = np.array([tokenizer.start_id, *inner, *end], dtype=np.int64)
     is_scored = np.ones(len(tokens), dtype=np.bool_)
@@ -84,7 +84,7 @@ def stream_of(document: Document, tokenizer: Tokenizer) -> Stream:
 
 
 def blocks(stream: Stream, block_length: int, *, pad_id: int) -> tuple[IntArray, IntArray]:
-    """Features and targets [n, T] of a stream, without blocks in which nothing is scored.
+    """Features and targets [n, T] of a stream, without blocks that score nothing.
 
     >>> stream = Stream(np.array([9, 5, 6, 7]), np.array([False, True, False, True]), 0)
     >>> [each.tolist() for each in blocks(stream, 2, pad_id=0)]
@@ -102,7 +102,7 @@ def blocks(stream: Stream, block_length: int, *, pad_id: int) -> tuple[IntArray,
 
 
 def joined(parts: Sequence[tuple[IntArray, IntArray, int]], block_length: int) -> Samples:
-    """Features and targets [n, T], one after another, each with its owner, as samples."""
+    """Concatenate features and targets [n, T], each part with its owner."""
     nothing = [np.zeros((0, block_length), dtype=np.int64)]
     owners = [owner for _, targets, owner in parts for _ in targets]
     return Samples(
@@ -115,10 +115,10 @@ def joined(parts: Sequence[tuple[IntArray, IntArray, int]], block_length: int) -
 def dataset_of(
     train: Sequence[Document], test: Sequence[Document], tokenizer: Tokenizer, *, block_length: int, where: str
 ) -> Dataset:
-    """Documents as a data set; `where` says where they come from.
+    """A data set from documents; `where` names their source in errors.
 
     Raises:
-        DataError: one of the parts has no text.
+        DataError: a part has no text, or no full block.
     """
     parts: list[Samples] = []
     for which, documents in (("training", train), ("test", test)):

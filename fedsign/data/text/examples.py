@@ -1,14 +1,14 @@
-"""Instructions and conversations as tokens, of which the answers are scored.
+"""Instructions and conversations as tokens, of which only answers are scored.
 
-Two forms of a line:
+A JSON line has one of two forms:
 
-- Alpaca: {"instruction": ..., "input": ..., "output": ...}, `input` may be empty or left out.  The prompt is Alpaca's (Taori et al.
-  2023, github.com/tatsu-lab/stanford_alpaca), without its first sentence as `short`.
-- chat: {"messages": [{"role": "user", "content": ...}, ...]}, written by the tokenizer's chat template, and where there is
-  none by a plain one with a heading for each role.
+- Alpaca: {"instruction": ..., "input": ..., "output": ...}, with an optional `input`.  The prompt is Alpaca's (Taori et
+  al. 2023, github.com/tatsu-lab/stanford_alpaca); `short` omits its first sentence.
+- chat: {"messages": [{"role": "user", "content": ...}, ...]}, formatted by the tokenizer's chat template; without one,
+  by a plain template with a heading per role.
 
-The end token stands after an answer and is scored with it, so that a model learns to stop.  A prompt and an answer are
-encoded apart, as they are when the model is asked.
+The end token follows an answer and is scored with it, so a model learns to stop.  Prompt and answer are tokenized
+separately, as at inference.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ _FIRST = {
 
 
 class Piece(NamedTuple):
-    """A part of an example's text; `ends`: the end token follows."""
+    """A part of an example's text; `ends`: followed by the end token."""
 
     text: str
     is_answer: bool = False
@@ -40,14 +40,14 @@ class Piece(NamedTuple):
 
 
 def example_of(line: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt, score: Score, owner: int) -> Stream:
-    """A line's tokens, the start before it, with `score` of them scored.
+    """The tokens of a line, after the start token, with a mask of scored ones.
 
     Raises:
         DataError: the line has neither form.
     """
     if "messages" in line:
         messages = _messages(line["messages"])
-        has_template = getattr(tokenizer, "has_chat_template", False)  # of Hugging Face's
+        has_template = getattr(tokenizer, "has_chat_template", False)  # only Hugging Face tokenizers
         pieces = list(_templated(messages, tokenizer) if has_template else _plain(messages))
     elif "instruction" in line:
         pieces = _alpaca(line, prompt)
@@ -77,7 +77,7 @@ def _text(line: Mapping[str, Any], key: str) -> str:
 
 
 def _messages(given: Any) -> Sequence[Mapping[str, str]]:
-    """A conversation, checked: it has an answer, and every message a role and a text."""
+    """Check a conversation: each message has a role and a text, and at least one is an answer."""
     if not isinstance(given, list):
         raise DataError(f"has messages of type {type(given).__name__}; expected is a list of messages.")
     for each in given:
@@ -100,7 +100,7 @@ def _plain(messages: Sequence[Mapping[str, str]]) -> Iterator[Piece]:
 
 
 def _templated(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Iterator[Piece]:
-    """What the template writes between the answers, and the answers as it writes them."""
+    """The template's output, split into what it writes between answers and the answers."""
     written = ""
     for place, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -114,7 +114,7 @@ def _templated(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Iterato
             )
         yield Piece(asked.removeprefix(written))
         answer, is_last = answered.removeprefix(asked), place == len(messages) - 1
-        ends = is_last and tokenizer.end_id not in tokenizer.encode(answer)  # unless the template has written it
+        ends = is_last and tokenizer.end_id not in tokenizer.encode(answer)  # the template may have added it
         yield Piece(answer, is_answer=True, ends=ends)
         written = answered
     rest = tokenizer.chat(messages, asks=False)
@@ -128,7 +128,7 @@ def _stream(pieces: Sequence[Piece], tokenizer: Tokenizer, *, scores_all: bool, 
         found = tokenizer.encode(piece.text) + [tokenizer.end_id] * piece.ends
         tokens += found
         scored += [piece.is_answer or scores_all] * len(found)
-    if tokens and tokens[0] != tokenizer.start_id:  # a template may have written it
+    if tokens and tokens[0] != tokenizer.start_id:  # a template may have added it
         tokens, scored = [tokenizer.start_id, *tokens], [False, *scored]
     is_scored = np.array(scored, dtype=np.bool_)
     is_scored[:1] = False

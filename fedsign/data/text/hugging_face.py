@@ -1,4 +1,4 @@
-"""A tokenizer of Hugging Face's from a local folder, as it lies beside a model's weights (extra `llm`)."""
+"""A Hugging Face tokenizer from a local folder (extra `llm`)."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +14,13 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.j
 
 
 class HuggingFace:
-    """A tokenizer of a folder; the text of a special token, such as `</s>`, is that token."""
+    """A tokenizer from a folder; special tokens in a text, such as `</s>`, are parsed as such."""
 
     def __init__(self, folder: str) -> None:
-        """Read it, without the network and without running code that lies in the folder.
+        """Load the tokenizer, without network access and without running code from the folder.
 
         Raises:
-            DataError: there is none, it cannot be read, or it has no end token.
+            DataError: there is no tokenizer, it cannot be read, or it has no end token.
             ConfigError: `transformers` is not installed.
         """
         path = Path(folder).expanduser()
@@ -33,7 +33,7 @@ class HuggingFace:
         library = transformers(f"data.tokenizer={folder}")
         try:
             tokenizer = library.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # whatever its code raises at a file
+        except Exception as error:  # tokenizers raise errors of any type for malformed files
             what = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise DataError(f"the tokenizer in {path.absolute()} cannot be read ({what[:200]}).") from error
         if tokenizer.eos_token_id is None:
@@ -41,10 +41,10 @@ class HuggingFace:
                 f"the tokenizer in {path.absolute()} has no end token (eos_token), which says where a text ends; add "
                 "one to its tokenizer_config.json."
             )
-        tokenizer.model_max_length = int(1e30)  # long texts are cut into blocks here, and nobody needs to be warned
+        tokenizer.model_max_length = int(1e30)  # no warning about long texts, which are cut into blocks
         self._tokenizer: Any = tokenizer
         self._folder = folder
-        self.has_chat_template = bool(tokenizer.chat_template)  # which says how a conversation is written
+        self.has_chat_template = bool(tokenizer.chat_template)
         self.vocabulary_size: int = len(tokenizer)
         self.end_id: int = tokenizer.eos_token_id
         self.start_id: int = self.end_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
@@ -52,7 +52,7 @@ class HuggingFace:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for tokenizers with the same tokens, special tokens and chat template, and different for others."""
+        """A hash of vocabulary, special tokens and chat template."""
         said = [
             sorted(self._tokenizer.get_vocab().items()),
             [self.start_id, self.end_id, self.pad_id],
@@ -61,7 +61,7 @@ class HuggingFace:
         return sha256(json.dumps(said).encode("utf-8")).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The text's tokens, without any that the tokenizer would add."""
+        """The text's tokens, without special tokens of the tokenizer."""
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens
 
@@ -71,16 +71,16 @@ class HuggingFace:
         return text
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, asks: bool) -> str:
-        """A conversation as text, by the tokenizer's template; `asks`: with the beginning of the answer to come.
+        """A conversation formatted by the chat template; `asks` adds the header of the next answer.
 
         Raises:
-            DataError: the template refuses it.
+            DataError: the template rejects the conversation.
         """
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [dict(each) for each in messages], tokenize=False, add_generation_prompt=asks
             )
-        except Exception as error:  # the template is a program of the tokenizer's authors
+        except Exception as error:  # the template is a program by the tokenizer's authors
             raise DataError(
                 f"the chat template in {self._folder} refuses the conversation ({error}); correct the conversation, "
                 "or use data.tokenizer=byte."
@@ -88,4 +88,4 @@ class HuggingFace:
         return text
 
 
-hugging_face = lru_cache(maxsize=2)(HuggingFace)  # kept, since reading it takes seconds and sites ask for the same one
+hugging_face = lru_cache(maxsize=2)(HuggingFace)  # loading takes seconds, and sites share a tokenizer

@@ -1,4 +1,4 @@
-"""A JSONL file: an instruction or a conversation a line, in the forms of `fedsign.data.text.examples`."""
+"""A JSONL file with one instruction or conversation per line, in the forms of `fedsign.data.text.examples`."""
 
 import json
 from collections.abc import Sequence
@@ -36,17 +36,17 @@ def jsonl(
     owner: str | None = None,
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1,
 ) -> Dataset:
-    """Blocks [n, block_length] of tokens, split into train and test line by line, by the seed, unless there is a `test_path`.
+    """Blocks [n, block_length] of tokens; lines are split into train and test by the seed, unless `test_path` is set.
 
     Args:
-        tokenizer: `byte`, or a folder with a tokenizer of Hugging Face's.
-        score: what of an example is scored, its answers or all of it.
-        packing: several examples in a block; see [Note: what attention sees] in fedsign.data.text.packing.
-        owner: the key of a line that says whose it is.
+        tokenizer: `byte`, or the folder of a Hugging Face tokenizer.
+        score: which tokens are scored, answers or all.
+        packing: several examples per block; see [Note: what attention sees] in fedsign.data.text.packing.
+        owner: the key that holds a line's owner.
 
     Raises:
-        DataError: a file or a line cannot be read, or nothing that is scored is left.
-        ConfigError: the tokenizer would be made of the data.
+        DataError: a file or a line cannot be read, or no scored token is left.
+        ConfigError: the tokenizer would have to be built from the data.
     """
     if tokenizer == CHARACTER:
         raise ConfigError(
@@ -76,10 +76,10 @@ def jsonl(
 
 
 def _lines(path: str, key: str) -> list[_Line]:
-    """The lines of a file; empty ones are passed over.
+    """The non-empty lines of a file.
 
     Raises:
-        DataError: the file is not there, is not UTF-8 or has no line, or a line is no table.
+        DataError: the file is missing, not UTF-8 or empty, or a line is not a JSON object.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -102,7 +102,7 @@ def _line(text: str, where: str) -> _Line:
 
 
 def _owners(lines: Sequence[_Line], key: str | None) -> list[int]:
-    """The number of each line's owner, in the sorted order of what the key says; the same for all without a key."""
+    """Each line's owner as an integer, by the sorted order of names; 0 without a key."""
     if key is None:
         return [0] * len(lines)
     for line in lines:
@@ -122,7 +122,7 @@ def _example(line: _Line, tokenizer: Tokenizer, prompt: Prompt, score: Score, ow
 
 
 def _repeated(train: Sequence[_Line], test: Sequence[_Line]) -> str | None:
-    """A sentence on test lines that could be known by heart."""
+    """A sentence on test lines that also occur in the training lines."""
     known = {json.dumps(line.said, sort_keys=True) for line in train}
     num = sum(json.dumps(line.said, sort_keys=True) in known for line in test)
     return f"{num:,} of {len(test):,} test lines are in the training lines, too, word for word." if num else None

@@ -1,4 +1,4 @@
-"""The library `transformers`, imported when it is first asked for, since that takes seconds."""
+"""Lazy import of `transformers`, which takes seconds."""
 
 from types import ModuleType
 
@@ -7,12 +7,12 @@ from fedsign.torchvision_shim import torchvision
 
 
 def transformers(what: str) -> ModuleType:
-    """The library, for `what` needs it.
+    """Import `transformers`; `what` names the feature that needs it.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the library is not installed.
     """
-    torchvision()  # which it imports where it is installed, and cannot beside a torch without CUDA
+    torchvision()  # transformers imports it, which fails beside a CPU-only torch without our shim
     library = require("transformers", extra="llm", what=what)
     library.logging.disable_progress_bar()
     return library

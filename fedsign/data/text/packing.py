@@ -1,11 +1,11 @@
-"""Examples in blocks of one length: several in a block, one after another, or one in each.
+"""Pack examples into blocks of a fixed length: several per block, or one each.
 
-An example of tokens t_0 ... t_N takes N places of a block: it is given t_0 ... t_N-1 and has the targets t_1 ... t_N.  Examples go
-into blocks in their order and are not divided: the next one that does not fit begins a new block.  One that is longer than
-a block loses its end; one that loses all that is scored is left out.  Both are counted.
+An example t_0 ... t_N takes N positions of a block: inputs t_0 ... t_N-1, targets t_1 ... t_N.  Examples are packed in
+order and never divided: one that does not fit starts a new block.  An example longer than a block is truncated; one
+that loses all scored tokens is dropped.  Both are counted.
 
-[Note: what attention sees] In a packed block a model that looks at all before a token sees the examples that stand before its
-own in the block, and its position is that in the block.  No target leads from one example to the next.
+[Note: what attention sees] In a packed block, a causal model attends to earlier examples of the block, and positions
+count from the start of the block.  No target crosses from one example to the next.
 """
 
 from collections.abc import Iterable
@@ -21,9 +21,9 @@ from fedsign.tasks.base import IGNORED
 def pack(
     examples: Iterable[Stream], block_length: int, *, pad_id: int, packing: bool, which: str
 ) -> tuple[Samples, str | None]:
-    """The blocks of examples, those of an owner together, and a sentence for a reader of the run if any was cut.
+    """The blocks of examples, grouped by owner, and a sentence for readers of a run if any example was truncated.
 
-    `which` are the examples: training or test.
+    `which` names the examples in that sentence: training or test.
     """
     found: list[tuple[IntArray, IntArray, int]] = []  # features and targets [1, T] of each block, and its owner
     num_examples = num_cut = num_lost = end = 0

@@ -1,10 +1,10 @@
-"""English text that ships with Python: what `help()` says of the language's topics, about 465,000 characters in 79 documents.
+"""English text that ships with Python: the `help()` topics, about 465,000 characters in 79 documents.
 
-A document, which is an owner, is a topic, in alphabetical order.  The text differs a little between versions of Python,
-and so do runs on it; the vocabulary and the number of documents follow from what is there.
+Each topic is a document and an owner, in alphabetical order.  The text differs slightly between Python versions, and so
+do runs on it; vocabulary and number of documents follow from the text.
 
-[Note: repeated paragraphs] Topics share paragraphs, and two are the same.  From the test text are left out
-paragraphs of `_NOTABLE` characters or more that stand in the training text of any document: a model could know them by heart.
+[Note: repeated paragraphs] Topics share paragraphs, and two topics are identical.  Paragraphs of `_NOTABLE` characters
+or more that occur in any training text are removed from the test text: a model could have memorized them.
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ def pytext(
     block_length: Annotated[int, Field(ge=1, le=2**20)] = 128,
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1,
 ) -> Dataset:
-    """Blocks [n, block_length] of tokens; the last `test_fraction` of every document is for the test, whatever the seed.
+    """Blocks [n, block_length] of tokens; the last `test_fraction` of every document is for testing, whatever the seed.
 
     >>> pytext(0).input_shape, pytext(0).num_outputs > 80
     ((128,), True)
@@ -48,6 +48,6 @@ def pytext(
 
 
 def _without(document: Document, known: str) -> Document:
-    """See [Note: repeated paragraphs]."""
+    """Remove repeated paragraphs; see [Note: repeated paragraphs]."""
     new = [each for each in document.text.split(_PARAGRAPH) if len(each) < _NOTABLE or each.strip() not in known]
     return replace(document, text=_PARAGRAPH.join(new))

@@ -1,8 +1,8 @@
-"""Text files in a folder: `root`/*.txt, a document each, or `root`/OWNER/*.txt, an owner's documents in a folder of its own.
+"""Text files in a folder: `root`/*.txt, one document each, or `root`/OWNER/*.txt, with a folder per owner.
 
-With folders `root`/train and `root`/test, each laid out like that, those are the parts; otherwise the last
-`test_fraction` of every document is for the test (see [Note: train and test text] in fedsign.data.text.blocks).  Files are UTF-8;
-those that do not end in .txt are not read.  Passages that stand in two documents are the user's to find.
+If there are folders `root`/train and `root`/test with that layout, they are the split.  Otherwise, the last
+`test_fraction` of every document is for testing (see [Note: train and test text] in fedsign.data.text.blocks).  Files
+must be UTF-8 and end in .txt; others are ignored.  Passages that occur in two documents are not detected.
 """
 
 from dataclasses import replace
@@ -32,8 +32,8 @@ def text_folder(
     """Blocks [n, block_length] of tokens.
 
     Args:
-        tokenizer: `byte`, `character`, or a folder with a tokenizer of Hugging Face's.
-        test_fraction: counts where there are no folders train and test.
+        tokenizer: `byte`, `character`, or the folder of a Hugging Face tokenizer.
+        test_fraction: applies without folders train and test.
 
     Raises:
         DataError: there is no text, or a file is empty or not UTF-8.
@@ -55,7 +55,7 @@ def text_folder(
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:
-    """The owner and the path of every text, in the order of their names."""
+    """Owner and path of every text, sorted by path."""
     files = sorted(path for path in folder.rglob("*.txt") if path.is_file())
     if not files:
         raise DataError(
@@ -66,13 +66,13 @@ def _files(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _beside(folder: Path) -> tuple[str, ...]:
-    """A sentence on texts that are in neither part."""
+    """A sentence on texts that belong to neither part."""
     num = sum(path.relative_to(folder).parts[0] not in _PARTS for path in folder.rglob("*.txt") if path.is_file())
     return (f"{num:,} texts in {folder} lie beside its folders train and test, and are not read.",) if num else ()
 
 
 def _alone(folder: Path) -> tuple[str, ...]:
-    """A sentence on a folder that is called like a part, without the other one."""
+    """A sentence on a folder named train or test that lacks its counterpart."""
     there, missing = ([part for part in _PARTS if (folder / part).is_dir() is exists] for exists in (True, False))
     return tuple(
         f"{folder / part} is one owner's folder like any other, since there is no folder '{missing[0]}' beside it."

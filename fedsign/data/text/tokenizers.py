@@ -1,4 +1,4 @@
-"""Tokenizers that need nothing but Python: bytes and characters."""
+"""Tokenizers without dependencies: bytes and characters."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _NUM_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """The bytes of a text in UTF-8, which any text has; 256 is start and end.
+    """UTF-8 bytes, which cover any text; 256 is start and end.
 
     >>> Bytes().encode("né"), Bytes().decode([110, 195, 169, 256])
     ([110, 195, 169], 'né')
@@ -28,17 +28,17 @@ class Bytes:
     pad_id: int = _NUM_BYTES
 
     def encode(self, text: str) -> list[int]:
-        """One token a byte."""
+        """One token per byte."""
         return list(text.encode("utf-8"))
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text; what is no UTF-8, as a model may well write it, becomes the replacement character."""
+        """The text; invalid UTF-8, which a model may generate, becomes the replacement character."""
         return bytes(token for token in tokens if token < _NUM_BYTES).decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True)
 class Characters:
-    """The characters of a training text in sorted order, after the token 0, start and end, and 1 for any other character.
+    """The characters of a training text in sorted order; 0 is start and end, 1 any other character.
 
     >>> Characters.of(["abba"]).encode("abc"), Characters.of(["abba"]).decode([2, 3, 1, 0])
     ([2, 3, 1], 'ab\ufffd')
@@ -52,12 +52,12 @@ class Characters:
 
     @staticmethod
     def of(texts: Iterable[str]) -> "Characters":
-        """The tokenizer of what is trained on."""
+        """The tokenizer for a training text."""
         return Characters("".join(sorted(set[str]().union(*texts))))
 
     @property
     def vocabulary_size(self) -> int:
-        """The characters and the two special tokens."""
+        """The characters plus two special tokens."""
         return len(self.characters) + 2
 
     @cached_property
@@ -65,12 +65,12 @@ class Characters:
         return {character: place for place, character in enumerate(self.characters, start=2)}
 
     def encode(self, text: str) -> list[int]:
-        """One token a character."""
+        """One token per character."""
         ids, unknown = self._ids, self.unknown_id
         return [ids.get(character, unknown) for character in text]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text, with the replacement character for the unknown and nothing for the end."""
+        """The text, with the replacement character for unknown tokens, without the end token."""
         return "".join(
             "\ufffd" if token == self.unknown_id else self.characters[token - 2]
             for token in tokens
@@ -79,10 +79,10 @@ class Characters:
 
 
 def tokenizer_of(name: str, training_texts: Iterable[str]) -> Tokenizer:
-    """`byte`, `character` of the training texts, or Hugging Face's in the folder of that name.
+    """`byte`, `character` of the training texts, or the Hugging Face tokenizer in the folder of that name.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no such tokenizer.
     """
     return Characters.of(training_texts) if name == CHARACTER else _named_tokenizer(name)
 
@@ -97,13 +97,13 @@ def _frame(settings: Mapping[str, Any]) -> Frame:
     return Frame(input_shape=shape, text=_named_tokenizer(settings["tokenizer"]))
 
 
-# Marks a reader with a setting `tokenizer`, so that sites agree on their tokenizer before they read any text.
+# Declares that a reader has a setting `tokenizer`, so that sites can check it before they read any text.
 reads_text = declares(frame=_frame)
 
 
 def _named_tokenizer(name: str) -> Tokenizer:
     if name == BYTE:
         return Bytes()
-    from fedsign.data.text.hugging_face import hugging_face  # whose library takes seconds
+    from fedsign.data.text.hugging_face import hugging_face  # its library takes seconds to import
 
     return hugging_face(name)
