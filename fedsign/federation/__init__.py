@@ -1,1 +1,1 @@
-"""What travels between server and clients: how it is encoded, checked, accounted for and averaged."""
+"""Exchange between server and clients: encoding, validation, accounting and aggregation."""

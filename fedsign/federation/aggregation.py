@@ -1,7 +1,7 @@
-"""Weighted means over models whose bits do not depend on arrival order or on the number of workers.
+"""Weighted means of models, bit for bit independent of arrival order and number of workers.
 
-Floating-point addition is not associative, so the order is fixed: replies have slots, handed out in the
-order of the requests, and `in_slot_order` lets an early reply wait for the slots before it.
+Floating-point addition is not associative, so the order of summation is fixed: replies have slots in the order of the
+requests, and `in_slot_order` holds early replies back until the slots before them have arrived.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,14 +17,14 @@ from fedsign.errors import RoundError
 from fedsign.records import Reply, ReplyStack, Role, Tensors
 
 T = TypeVar("T")
-LARGEST_VALUE = 2.0**44  # of the values of a reply, in size: float32 holds the sum of the squares of 2**40 of them
-_BLOCK = 2**17  # elements of a tensor that are worked on at once, half a megabyte
+LARGEST_VALUE = 2.0**44  # limit on magnitudes in a reply: float32 can hold the sum of 2**40 squares of it
+_BLOCK = 2**17  # elements per block, half a megabyte, which fits the cache
 
 
 def in_slot_order(arrivals: Iterable[tuple[int, T]]) -> Iterator[T]:
-    """Yield what arrives as (slot, value) in the order of the slots 0, 1, 2, ...
+    """Reorder (slot, value) pairs: yield the values of slots 0, 1, 2, ...
 
-    Every slot must arrive once.  Memory is what has come too early.
+    Every slot must arrive exactly once.  Only early values are held in memory.
 
     >>> list(in_slot_order([(1, "b"), (2, "c"), (0, "a")]))
     ['a', 'b', 'c']
@@ -39,24 +39,25 @@ def in_slot_order(arrivals: Iterable[tuple[int, T]]) -> Iterator[T]:
 
 
 class WeightedMean:
-    """sum_k w_k x_k / sum_k w_k of each tensor over the models that hold it, streamed: one accumulator, whatever their number.
+    """sum_k w_k x_k / sum_k w_k of each tensor over the models that hold it, streamed into a single accumulator.
 
-    Floating tensors are averaged in their own precision, at least float32.  Integer and boolean tensors
-    (counters) have no mean: the first model's are kept.
+    Floating-point tensors are accumulated in their own precision, but at least float32.  Integer and boolean tensors
+    (counters) are not averaged: the first model's are kept.
     """
 
     def __init__(self) -> None:
         self._sums: Tensors = {}
         self._dtypes: dict[str, torch.dtype] = {}
-        self.num_sent: dict[str, int] = {}  # of each tensor, how many models held it
-        self.weight_sent: dict[str, float] = {}  # the sum of their weights
+        self.num_sent: dict[str, int] = {}  # tensor -> number of models that hold it
+        self.weight_sent: dict[str, float] = {}  # tensor -> sum of their weights
         self.count = 0  # models
 
     def add(self, tensors: Mapping[str, Tensor], weight: float, *, sum_of: Sequence[float] = ()) -> None:
-        """Take one model in, or a part of one; `weight` > 0.  With `sum_of`, the sum of models times these weights."""
+        """Add a model, or a part of one; `weight` > 0.  `sum_of`: the tensors are a weighted sum with these weights."""
         known = [name for name, total in self._sums.items() if name in tensors and total.is_floating_point()]
         for name in known:
-            if self.num_sent[name] == 1 and self.weight_sent[name] != 1:  # kept as it came, in case that it stays alone
+            # The first model is stored unscaled, so a mean over one model is exact; a second one makes it a sum.
+            if self.num_sent[name] == 1 and self.weight_sent[name] != 1:
                 self._sums[name].mul_(self.weight_sent[name])
         if known:
             torch._foreach_add_(
@@ -73,7 +74,7 @@ class WeightedMean:
         self.count += num
 
     def add_stack(self, tensors: Mapping[str, Tensor], weights: Sequence[float]) -> None:
-        """Take K models [K, ...] in at once; equal to adding each of them, to rounding."""
+        """Add K models [K, ...] at once; equals adding each, up to rounding."""
         if len(weights) == 1:
             self.add({name: tensor[0] for name, tensor in tensors.items()}, weights[0])
             return
@@ -82,70 +83,70 @@ class WeightedMean:
         self.add(sums, sum(weights), sum_of=weights)
 
     def result(self) -> Tensors:
-        """The mean, in the dtypes of the models.  Ends the accumulation."""
+        """The mean, in the models' dtypes.  Ends the accumulation."""
         if not self.count:
             raise ValueError("the mean of no models was asked for; add at least one first.")
         for name, total in self._sums.items():
             if self.num_sent[name] > 1 and total.is_floating_point():
-                total.div_(self.weight_sent[name])  # the mean of one model is that model: w x / w is rounded twice
+                total.div_(self.weight_sent[name])  # skipped for one model: w x / w would round twice
         return {name: total.to(self._dtypes[name]) for name, total in self._sums.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aggregate:
-    """What a round brought; a server's move reads nothing else."""
+    """The aggregated replies of a round: all that the server update may read."""
 
     round: int
-    served: Tensors  # theta_t, which the clients received
-    mean: Tensors  # of the clients' models, by weight
-    extra: Tensors  # plain mean of what came besides the models; empty if nothing did
+    served: Tensors  # theta_t, the global model that clients received
+    mean: Tensors  # weighted mean of the clients' models
+    extra: Tensors  # unweighted mean of auxiliary tensors; empty if there are none
     roles: Mapping[str, Role]
-    num_replies: int  # that the mean is of; an aggregator may count those who are missing
-    num_clients: int  # of the population
-    num_sent: Mapping[str, int]  # how many replies hold each tensor: all, unless clients train parts of the model
+    num_replies: int  # replies in the mean; an aggregator may count missing clients too
+    num_clients: int  # size of the population
+    num_sent: Mapping[str, int]  # replies that hold each tensor: all of them, unless clients train partial updates
     weight_sent: Mapping[str, float]  # the sum of their weights
 
     @property
     def parameters(self) -> list[str]:
-        """Names of the parameters that were trained by somebody; the others stay as served."""
+        """Parameters that any client trained; the others stay as served."""
         return [name for name, role in self.roles.items() if role is Role.PARAMETER and self.num_sent[name]]
 
 
-Weigh = Callable[[Reply], Sequence[float]] | None  # the weight of a reply, or of each in a stack; None: all count alike
+Weigh = Callable[[Reply], Sequence[float]] | None  # the weights of the models in a reply; None: uniform
 
 
 class Aggregator(Protocol):
-    """Makes one model of a round's replies, in the place of `weighted_mean`."""
+    """Combines a round's replies into one model, in place of `weighted_mean`."""
 
-    prefix: str  # before the names of its tensors in a checkpoint
-    takes_substitutes: ClassVar[bool] = True  # of clients that were drawn and are absent
+    prefix: str  # of its tensors' names in a checkpoint
+    takes_substitutes: ClassVar[bool] = True  # whether other clients may replace absent ones
 
     def sampler(self, round: int) -> np.random.Generator | None:
-        """What the cohort is drawn with; None for the experiment's own stream."""
+        """The generator that samples the cohort; None for the experiment's own stream."""
         return None
 
     def gather(
         self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
     ) -> Aggregate | None:
-        """The replies as one; None if there are none."""
+        """Aggregate the replies; None if there are none."""
         ...
 
     def state_dict(self) -> Tensors:
-        """What changes from round to round, to be checkpointed."""
+        """State that changes between rounds, for checkpoints."""
         return {}
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Take it back."""
+        """Restore the state."""
         return
 
 
 def weighted_mean(
     replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
 ) -> Aggregate | None:
-    """Each tensor's mean over those who sent it; what nobody sent, and counters, which have no mean, as they were served.
+    """The mean of each tensor over the replies that hold it.  Other tensors, and counters, stay as served.
 
     Raises:
-        RoundError: only some of the replies carry what travels besides.
+        RoundError: only some of the replies have auxiliary tensors.
     """
     total, extra = WeightedMean(), WeightedMean()
     roles: Mapping[str, Role] = {}
@@ -181,28 +182,28 @@ def weighted_mean(
 
 
 class Spread:
-    """How far the clients' updates u_k lie apart, streamed: one accumulator, each client counted once.
+    """The dispersion of the clients' updates u_k, streamed into a single accumulator; all clients count equally.
 
-    The *client drift* is sqrt(mean_k ||u_k - mean u||^2) / ||mean u||: 0 when all clients move alike, large when
-    they move far and cancel out.
+    The *client drift* is sqrt(mean_k ||u_k - mean u||^2) / ||mean u||: 0 if all updates are equal, large if they are
+    long and cancel out.
 
-    Small tensors are worked on as one vector, since there starting an operation takes longer than carrying it out; large
-    ones block by block, so that what is in between stays in the cache.
+    Small tensors are concatenated into one vector, since launching an operator takes longer than running it.  Large
+    ones are processed in blocks, so that intermediate results stay in the cache.
     """
 
     def __init__(self) -> None:
         self._received: Mapping[str, Tensor] = {}
         self._small: list[str] = []
-        self._before = torch.empty(0)  # the small ones of those received, as one vector
+        self._before = torch.empty(0)  # small received tensors, concatenated
         self._small_sum: Tensor | None = None
         self._large_sums: Tensors = {}
         self._squares = 0.0
         self._count = 0
 
     def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
-        """Take one client's update u = local - received in.
+        """Add one client's update u = local - received.
 
-        False, and nothing is taken in, where `local` holds values that are NaN, or beyond LARGEST_VALUE.
+        Returns False, and adds nothing, if `local` holds NaN or values beyond LARGEST_VALUE.
         """
         self._begin(received)
         if not all(is_finite(local[name], LARGEST_VALUE) for name in self._large_sums):
@@ -217,9 +218,9 @@ class Spread:
         return True
 
     def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
-        """Take K clients' updates in at once; `local` are their tensors [K, ...].
+        """Add the updates of K clients at once, from their tensors [K, ...].
 
-        False, and nothing is taken in, where one of them holds values that are NaN, or beyond LARGEST_VALUE.
+        Returns False, and adds nothing, if one of them holds NaN or values beyond LARGEST_VALUE.
         """
         self._begin(received)
         if not all(is_finite(local[name], LARGEST_VALUE) for name in self._large_sums):
@@ -236,12 +237,12 @@ class Spread:
         return True
 
     def _begin(self, received: Mapping[str, Tensor]) -> None:
-        """What is received is the same for all clients, mostly even in the same memory."""
+        """Prepare for a received model, which is usually the same object for all clients of a round."""
         if self._received is received:
             return
         if not self._count:
             self._small = [name for name, tensor in received.items() if tensor.numel() <= _BLOCK]
-            # contiguous, however the model lies in memory: parts of a sum are added to as views of it
+            # contiguous whatever the model's memory format: _add_by_blocks adds to flattened views
             self._large_sums = {
                 name: torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device)
                 for name, tensor in received.items()
@@ -252,18 +253,18 @@ class Spread:
             self._before = torch.cat([received[name].reshape(-1) for name in self._small])
 
     def _take_small(self, total: Tensor, updates: Tensor, local: Mapping[str, Tensor]) -> bool:
-        """Add the sum of updates, and their squared norm, which says whether they are finite: NaN and infinity show in it."""
+        """Add a sum of updates and their squared norm, which doubles as the check: NaN and infinity propagate to it."""
         squares = sum(torch.dot(part, part).item() for part in updates.split(_BLOCK))
         if not squares <= LARGEST_VALUE**2:
             if not all(is_finite(local[name], LARGEST_VALUE) for name in self._small):
                 return False
-            squares = updates.double().square().sum().item()  # it is the norm of very many
+            squares = updates.double().square().sum().item()  # all finite, the sum is just large
         self._squares += squares
         self._small_sum = total if self._small_sum is None else self._small_sum.add_(total)
         return True
 
     def figures(self) -> tuple[float | None, float | None]:
-        """The update norm ||mean u||, None without updates; the client drift, None there and where the mean update is zero."""
+        """(norm of the mean update, client drift): None without updates; no drift if the mean update is zero."""
         if not self._count:
             return None, None
         sums = [*([] if self._small_sum is None else [self._small_sum]), *self._large_sums.values()]
@@ -273,20 +274,20 @@ class Spread:
 
 
 def norm_of(tensors: Mapping[str, Tensor], names: Iterable[str]) -> float:
-    """The Euclidean norm of some tensors as one vector."""
+    """The Euclidean norm of some tensors, taken as one vector."""
     norms = torch._foreach_norm([tensors[name] for name in names], 2, dtype=torch.float64)
     return float(sum(each.item() ** 2 for each in norms) ** 0.5)
 
 
 def is_finite(tensor: Tensor, largest: float = float_info.max) -> bool:
-    """By the extremes, which NaN passes through to: one walk, and no tensor of truth values; `largest`: in size, of its values."""
+    """Whether all magnitudes are at most `largest`.  One pass without a mask: aminmax propagates NaN."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return all(abs(extreme.item()) <= largest for extreme in torch.aminmax(tensor))
 
 
 def _add_by_blocks(total: Tensor, local: Tensor, received: Tensor) -> float:
-    """total += local - received, and the squared norm of the difference, which stays in the cache block by block."""
+    """total += local - received, block by block; returns the squared norm of the difference."""
     squares = []
     triples = (tensor.reshape(-1).split(_BLOCK) for tensor in (total, local, received))
     for part, after, before in zip(*triples, strict=True):
@@ -297,11 +298,11 @@ def _add_by_blocks(total: Tensor, local: Tensor, received: Tensor) -> float:
 
 
 def _weighted_sum(stack: Tensor, weights: Sequence[float]) -> Tensor:
-    """sum_k w_k x_k of a stack [K, ...], at least in float32; of counters, the first."""
+    """sum_k w_k x_k of [K, ...], in at least float32; the first one for counters."""
     if not stack.is_floating_point():
         return stack[0].clone()
     wide = stack.to(torch.promote_types(stack.dtype, torch.float32))
     if all(weight == 1 for weight in weights):
-        return wide.sum(0)  # for small tensors less work than a product
+        return wide.sum(0)  # faster than a product for small tensors
     total: Tensor = torch.tensordot(wide.new_tensor(weights), wide, dims=1)
     return total

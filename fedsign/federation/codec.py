@@ -1,8 +1,8 @@
-"""The one versioned table of tensor encodings: how a tensor becomes an array that can travel.
+"""The versioned table of tensor encodings: how tensors become arrays to be sent.
 
-Version 1 of the table holds `dense` (the values as they are) and `bf16` (NumPy has no bfloat16: the bits
-travel as uint16).  Messages that hold a part of a model, or of sparse tensors the weights that there are
-(`fedsign.models.transform.Packing`), need no encoding: what is there is encoded as always.
+Version 1 has `dense` (raw values) and `bf16` (sent as uint16 bits, since NumPy has no bfloat16).  Partial models and
+packed sparse tensors (`fedsign.models.transform.Packing`) need no encoding of their own: the tensors they consist of
+are dense.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Encoding(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoded:
-    """A tensor ready to travel."""
+    """A tensor as an array, ready to be sent."""
 
     encoding: Encoding
     payload: npt.NDArray[np.generic]
@@ -42,11 +42,11 @@ _TYPES = frozenset(
 _READABLE = {
     Encoding.DENSE: frozenset(str(dtype).removeprefix("torch.") for dtype in _TYPES - {torch.bfloat16}),
     Encoding.BF16: frozenset({"uint16"}),
-}  # NumPy's names; another byte order has another name, such as '>f4'
+}  # NumPy dtype names; foreign byte orders differ, such as '>f4', and are refused
 
 
 def encode(tensor: Tensor) -> Encoded:
-    """Choose the encoding for a tensor and apply it; the payload may share the tensor's memory.
+    """Encode a tensor; the payload may share its memory.
 
     >>> encode(torch.zeros(2, dtype=torch.bfloat16)).encoding
     <Encoding.BF16: 'bf16'>
@@ -63,10 +63,10 @@ def encode(tensor: Tensor) -> Encoded:
 
 
 def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:
-    """The tensor behind an array.
+    """The tensor in an encoded array.
 
     Raises:
-        CodecError: an encoding that this version does not read.
+        CodecError: this version cannot read the encoding.
     """
     if encoding not in list(Encoding):
         known = ", ".join(Encoding)

@@ -1,9 +1,8 @@
-"""What goes out to the clients of a round, what comes back, and the account that is kept of it.
+"""Send requests to a round's clients, validate their replies, and account for both.
 
-Two ways lead to the clients.  `fedsign.flower.partition_grid.PartitionGrid` sends Flower messages; it serves every
-engine and every strategy.  `DirectExchange` hands the requests of our own strategies to a trainer in this process:
-the same requests, checks, failures and figures without a message for each client, which for small models took
-longer than their training.
+There are two transports.  `fedsign.flower.partition_grid.PartitionGrid` sends Flower messages, for every engine and
+strategy.  `DirectExchange` passes requests of our own strategies to a trainer in this process.  Requests, checks,
+failures and metrics are the same, but there are no messages, which for small models took longer than training.
 """
 
 from collections import Counter
@@ -30,58 +29,58 @@ from fedsign.records import (
 )
 from fedsign.storage.results import Line
 
-MaxExamples = Callable[[int], int]  # of a partition, what a reply may count at most
+MaxExamples = Callable[[int], int]  # partition -> upper limit of a reply's num_examples
 TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | ReplyStack | Failure]]
 
 
 @dataclass(slots=True)
 class ClientLedger:
-    """Which version of its state each client has that the server counts on, now and in each checkpoint.
+    """The version ledger: which version of its state each client has, now and at each checkpoint.
 
     See [Note: versions of client state] in fedsign.records.
     """
 
     versions: dict[int, int] = field(default_factory=dict)
-    checkpoints: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> versions then
-    owners: dict[int, str] = field(default_factory=dict)  # the site of a client, where sites are registered
+    checkpoints: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> versions at that time
+    owners: dict[int, str] = field(default_factory=dict)  # client -> site, if sites are registered
 
     def commit(self, round: int, partitions: Iterable[int]) -> None:
-        """The round is done: the states that came with accepted replies are the clients' states now."""
+        """End a round: the states of accepted replies become the clients' current versions."""
         self.versions.update(dict.fromkeys(partitions, round))
 
     def hand_over(self, partition: int, site: str) -> None:
-        """A client is this site's from now on; another site than before has no state of it."""
+        """Assign a client to a site; a new site has none of the client's state."""
         if self.owners.get(partition, site) != site:
             self.versions.pop(partition, None)
         self.owners[partition] = site
 
     def checkpoint(self, round: int, *, on_disk: Iterable[int]) -> None:
-        """A checkpoint was written; only those on disk can still be resumed from."""
+        """Record a checkpoint; versions of checkpoints no longer on disk are forgotten."""
         self.checkpoints[round] = dict(self.versions)
         self.checkpoints = {kept: self.checkpoints[kept] for kept in on_disk if kept in self.checkpoints}
 
     def needed(self, partition: int) -> set[int]:
-        """The versions of a client's state that could still be asked for."""
+        """All versions of a client's state that may still be requested."""
         tables = (self.versions, *self.checkpoints.values())
         return {table[partition] for table in tables if partition in table}
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What happened to the requests of one round; bytes are those of the tensors."""
+    """The account of a round's requests; bytes count tensors only."""
 
     sent: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     with_state: list[int] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    surplus: list[int] = field(default_factory=list)  # were asked, and are not needed any more
+    surplus: list[int] = field(default_factory=list)  # asked, but no longer needed
     bytes_down: int = 0
     bytes_up: int = 0
     weighted_losses: list[tuple[int, float]] = field(default_factory=list)
     spread: Spread = field(default_factory=Spread)
 
     def record(self) -> Line:
-        """What a round's record says of it; the training loss is the clients' mean, weighted by samples."""
+        """The round's record; the training loss is the clients' mean, weighted by samples."""
         num_examples = sum(num for num, _ in self.weighted_losses)
         update_norm, client_drift = self.spread.figures()
         return {
@@ -100,81 +99,84 @@ class Traffic:
 
 
 class ReplyObserver(Protocol):
-    """Sees the parameters of each good reply of a round, and those that its client received."""
+    """Observes the parameters of each accepted reply, and those that its client received."""
 
     def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
-        """One client's."""
+        """Observe one client."""
         ...
 
     def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
-        """Those of several clients, [K, ...]."""
+        """Observe several clients, [K, ...]."""
         ...
 
 
 class UpdateEncoding:
-    """What travels in place of a model, at the extension point `update_encoding`; this one leaves it as it is.
+    """How updates are encoded, at the extension point `update_encoding`; this base class sends models unchanged.
 
-    The extension is a function `(workload) -> UpdateEncoding | None`.  In process one object serves the server and all clients;
-    over messages the server and each request have one of their own.  So `encode` and `decode` keep nothing between calls.
+    The extension is a function `(workload) -> UpdateEncoding | None`.  In process, one object serves the server and all
+    clients; over messages, the server and each request have their own.  So `encode` and `decode` must be stateless.
     """
 
     def encode(self, reply: TrainReply, received: Tensors) -> Tensors:
-        """At the client: what it sends in place of `reply.tensors`, whatever names, shapes and types (of `codec`) that has.
+        """On the client: the tensors to send in place of `reply.tensors`, with any names, shapes and dtypes of `codec`.
 
-        `received` are the tensors of its request.  What is random is drawn from (seed, purpose, round, partition).
+        `received` holds the request's tensors.  Random draws must derive from (seed, purpose, round, partition).
         """
         return reply.tensors
 
     def decode(self, reply: TrainReply, received: Tensors) -> Tensors:
-        """At the server: the model's tensors of a reply that holds encoded ones.
+        """On the server: the model's tensors from an encoded reply.
 
-        They are then checked like those of any reply, except that names may be missing: such a tensor's update is zero, and its mean
-        is over those who sent it.  Raises ReplyError where the reply cannot be meant; any other error is also that client's failure.
+        They are validated like any reply, but names may be missing: the update of a missing tensor is zero, and its
+        mean is over the clients that sent it.  Raises ReplyError for an implausible reply; any other error counts as
+        that client's failure too.
         """
         return reply.tensors
 
     def lacking(self, partition: int, names: Iterable[str]) -> list[str]:
-        """The tensors that a client must download to have the model that is served now."""
+        """The tensors that a client must download to have the current global model."""
         return list(names)
 
     def digests(self, model: Tensors) -> dict[str, str]:
-        """Name -> digest of each tensor, by which a client that keeps what it receives knows those that it is not sent."""
+        """Tensor name -> digest, by which clients find tensors in their cache that are not sent."""
         return {}
 
     def commit(self, round: int, accepted: Iterable[int], *, before: Tensors, after: Tensors) -> None:
-        """The round is done: `before` was served in it, `after` will be in the next; those who replied hold `before`."""
+        """End a round: clients in `accepted` hold `before`, the model served in it; `after` is served next."""
 
     def state(self) -> tuple[Mapping[str, Any], Mapping[str, Mapping[int, int]]]:
-        """`facts` and `tables` of a checkpoint."""
+        """The `facts` and `tables` of a checkpoint."""
         return {}, {}
 
     def load_state(self, facts: Mapping[str, Any], tables: Mapping[str, Mapping[int, int]]) -> None:
-        """Take them back."""
+        """Restore a checkpoint."""
 
 
 class RoundHook(Protocol):
-    """What a capability adds to a run's rounds, at the extension point `round_hook`.
+    """What a capability adds to the rounds of a run, at the extension point `round_hook`.
 
-    The extension is a function `(workload, strategy, folder, *, round) -> RoundHook | None`, where `round` is the last one played.
+    The extension is a function `(workload, strategy, folder, *, round) -> RoundHook | None`; `round` is the last
+    completed round.
     """
 
     def begin(self, round: int) -> ReplyObserver | None:
-        """Before the clients are asked: who is to see the round's good replies."""
+        """Called before clients are asked; returns an observer of the round's accepted replies."""
         return None
 
     def end(self, traffic: Traffic) -> Line:
-        """After the server's move, before the model is evaluated: what the round's record says besides."""
+        """Called after the server update and before evaluation; returns additions to the round's record."""
         return {}
 
     def write(self, record: Line, *, durable: bool) -> Line:
-        """Before the record is written: write files of one's own; returns the record as it may be published."""
+        """Called before the record is written, to write own files; returns the record as it may be published."""
         return record
 
 
 class Exchange:
-    """Of either kind.  `roles` are the model's, which every reply has to confirm; `observers` see each good reply.
+    """Common base of both transports.
 
-    `max_examples` is what a client's reply may count at most.  `traffic` tells of the last round.  With `num_wanted` a round ends with so many good replies.
+    Every reply must confirm the model's `roles`, and may count `max_examples` samples at most.  `traffic` is the
+    account of the last round.  With `num_wanted`, a round ends after that many accepted replies.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class Exchange:
         num_examples: Sequence[int],
         metrics: Sequence[Mapping[str, float]],
     ) -> None:
-        """Add the good replies of some clients to the account; `sent` is what came in place of their models."""
+        """Account for accepted replies; `sent` is what was sent in place of the models."""
         traffic = self.traffic
         traffic.accepted += partitions
         traffic.with_state += partitions if reply.has_state else []
@@ -209,7 +211,7 @@ class Exchange:
 
 
 class DirectExchange(Exchange):
-    """With clients that are trained in this process; see the module."""
+    """Exchange with clients trained in this process; see the module docstring."""
 
     def __init__(
         self,
@@ -221,10 +223,10 @@ class DirectExchange(Exchange):
     ) -> None:
         super().__init__(num_partitions, roles, max_examples)
         self._train_many = train_many
-        self._received: Tensors = {}  # the parameters of this round's request
+        self._received: Tensors = {}  # parameters in this round's request
 
     def train(self, request: CohortRequest) -> Iterator[Reply]:
-        """The good replies in the order of the cohort, as soon as that can be; a stack stands where its first client does."""
+        """Yield accepted replies in cohort order, as early as possible; a batch takes the slot of its first client."""
         check_addresses(request.cohort, self._num_partitions)
         self._received = {name: request.tensors[name] for name in self._parameters}
         self.traffic = Traffic(
@@ -234,7 +236,7 @@ class DirectExchange(Exchange):
         return self._good_replies(request)
 
     def _good_replies(self, request: CohortRequest) -> Iterator[Reply]:
-        """Accounted in the order of the slots, whatever the order of arrival: sums keep their bits."""
+        """Accounted in slot order, whatever the order of arrival, so sums are bit-identical."""
         for reply in in_slot_order(self._arrivals(request)):
             match reply:
                 case Failure():
@@ -249,9 +251,9 @@ class DirectExchange(Exchange):
                         yield good
 
     def _arrivals(self, request: CohortRequest) -> Iterator[tuple[int, Reply | Failure | None]]:
-        """(slot, what stands there); None where a stack of an earlier slot holds the reply.
+        """(slot, result); None for a slot whose reply is in the batch of an earlier slot.
 
-        Nobody comes late here, so that clients beyond the number wanted are asked only in the place of those that failed.
+        Replies are never late here, so surplus clients are asked only to replace failed ones.
         """
         reserve = list(enumerate(request.cohort))
         num_wanted = self.num_wanted or len(reserve)
@@ -263,7 +265,7 @@ class DirectExchange(Exchange):
     def _arrivals_of(
         self, waiting: dict[int, int], request: CohortRequest
     ) -> Iterator[tuple[int, Reply | Failure | None]]:
-        """Of some clients; `waiting` is their slots."""
+        """Train the clients in `waiting` (client -> slot)."""
         requests = [
             TrainRequest(
                 round=request.round,
@@ -287,7 +289,7 @@ class DirectExchange(Exchange):
             yield slot, Failure(partition=partition, reason="the trainer gave no reply")
 
     def _take_in(self, reply: TrainReply, request: CohortRequest) -> TrainReply | None:
-        """Check a reply and add it to the account, or to the failures; returns it decoded."""
+        """Validate a reply and account for it, or for its failure; returns it decoded."""
         try:
             check_claims(reply, round=request.round, roles=self._roles)
             sent = reply.tensors
@@ -296,11 +298,11 @@ class DirectExchange(Exchange):
                 sent, reply = came.tensors, decoded(self.encoding, came, request.tensors)
             check_shapes(reply.tensors, reply.extra, like=request.tensors, is_partial=self.encoding is not None)
             check_numbers(reply, max_examples=self._max_examples)
-            whole = {**self._received, **reply.tensors}  # what was not sent is as it was received
+            whole = {**self._received, **reply.tensors}  # tensors not sent are unchanged
             besides = {name: tensor for name, tensor in reply.tensors.items() if name not in self._received}
-            check_finite(besides, reply.extra)  # the spread says whether the parameters are
+            check_finite(besides, reply.extra)  # parameters are checked by `spread.add`, in the same pass
             if not self.traffic.spread.add(whole, self._received):
-                check_finite(reply.tensors, {})  # says which
+                check_finite(reply.tensors, {})  # raises, naming the tensor
         except ReplyError as error:
             self.traffic.failures.append(failure_of(reply.partition, error))
             return None
@@ -310,12 +312,12 @@ class DirectExchange(Exchange):
         return reply
 
     def _take_in_stack(self, stack: ReplyStack, request: CohortRequest) -> ReplyStack:
-        """Check the replies of a stack, and add the good ones to the account, the others to the failures."""
+        """Validate a batch: account for valid replies, record failures for the others; returns the valid ones."""
         first = {name: tensor[0] for name, tensor in stack.tensors.items()}
         try:
             check_claims(stack, round=request.round, roles=self._roles)
             check_shapes(first, {name: tensor[0] for name, tensor in stack.extra.items()}, like=request.tensors)
-        except ReplyError as error:  # of one is of all
+        except ReplyError as error:  # names, shapes and dtypes are common to the batch
             self.traffic.failures += [failure_of(partition, error) for partition in stack.partitions]
             return stack.without(range(len(stack)))
         besides = [tensor for name, tensor in stack.tensors.items() if name not in self._received]
@@ -352,7 +354,7 @@ class DirectExchange(Exchange):
 
 
 def check_addresses(partitions: Sequence[int], num_partitions: int) -> None:
-    """Raise RoundError unless a strategy addressed different clients that there are."""
+    """Raise RoundError unless the addressed clients exist and are distinct."""
     unknown = [partition for partition in partitions if not 0 <= partition < num_partitions]
     twice = [partition for partition, count in Counter(partitions).items() if count > 1]
     if unknown or twice:
@@ -363,17 +365,17 @@ def check_addresses(partitions: Sequence[int], num_partitions: int) -> None:
 
 
 def encoded(encoding: UpdateEncoding, reply: TrainReply, received: Tensors) -> TrainReply:
-    """What a client sends in place of its reply; raises ReplyError where encoding fails."""
+    """The reply as the client sends it; raises ReplyError if encoding fails."""
     return _converted(encoding.encode, reply, received)
 
 
 def decoded(encoding: UpdateEncoding, reply: TrainReply, received: Tensors) -> TrainReply:
-    """A reply with the model's tensors in place of what was sent; raises ReplyError where decoding fails."""
+    """The reply with the model's tensors restored; raises ReplyError if decoding fails."""
     return _converted(encoding.decode, reply, received)
 
 
 def _converted(convert: Callable[[TrainReply, Tensors], Tensors], reply: TrainReply, received: Tensors) -> TrainReply:
-    """Whatever goes wrong is that client's failure alone."""
+    """Any error of a conversion fails that client only."""
     try:
         tensors = convert(reply, received)
         if not (isinstance(tensors, dict) and all(isinstance(tensor, Tensor) for tensor in tensors.values())):
@@ -387,7 +389,7 @@ def _converted(convert: Callable[[TrainReply, Tensors], Tensors], reply: TrainRe
 
 
 def check_claims(reply: Reply, *, round: int, roles: Mapping[str, Role]) -> None:
-    """Raise ReplyError unless a reply is for this round and a model of these roles."""
+    """Raise ReplyError unless the reply is for this round and a model with these roles."""
     if reply.round != round:
         raise ReplyError(f"the reply is for round {reply.round}; expected is round {round}.")
     if reply.roles != roles:
@@ -395,7 +397,7 @@ def check_claims(reply: Reply, *, round: int, roles: Mapping[str, Role]) -> None
 
 
 def check_numbers(reply: TrainReply, *, max_examples: MaxExamples) -> None:
-    """Raise ReplyError unless a reply counts as many samples as its client may have, and its metrics are finite."""
+    """Raise ReplyError unless num_examples is within limits and all metrics are finite."""
     num, most = reply.num_examples, max_examples(reply.partition)
     if not num >= 1:  # NaN too
         raise ReplyError(f"the reply counts num-examples={num}; expected is 1 or more.")
@@ -406,17 +408,17 @@ def check_numbers(reply: TrainReply, *, max_examples: MaxExamples) -> None:
         )
     for name, value in reply.metrics.items():
         if not isfinite(value):
-            check_finite(reply.tensors, reply.extra)  # which says where it comes from
+            check_finite(reply.tensors, reply.extra)  # a more specific error, if tensors diverged too
             raise ReplyError(
                 f"the reply's metric '{name}' is {value}; expected is a finite number: its training diverged."
             )
 
 
 def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial: bool = False) -> None:
-    """Compare what a client sent with the model that it received, or with a part of it.
+    """Compare a client's tensors with the model, or a part of it, that it received.
 
     Raises:
-        ReplyError: other names, shapes or types than the model's; or something besides that is like no parameter.
+        ReplyError: names, shapes or dtypes differ, or an auxiliary tensor matches no parameter.
     """
     missing, unknown = like.keys() - tensors.keys(), tensors.keys() - like.keys()
     if unknown or (missing and not is_partial):
@@ -435,7 +437,7 @@ def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial:
 
 
 def check_finite(tensors: Tensors, extra: Tensors) -> None:
-    """Raise ReplyError for values that are NaN, infinite or so large that squares or sums of them are."""
+    """Raise ReplyError for values that are NaN, infinite, or so large that their squares or sums would be."""
     for besides, group in (("", tensors), (" besides the model", extra)):
         for name, tensor in group.items():
             if not is_finite(tensor, LARGEST_VALUE):
@@ -444,7 +446,7 @@ def check_finite(tensors: Tensors, extra: Tensors) -> None:
 
 
 def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, encoding: UpdateEncoding | None) -> int:
-    """What a round's clients download: everything, or what they lack of the model."""
+    """What a round's clients download: the whole model, or what they lack of it, plus auxiliary tensors."""
     sizes = {name: tensor.nbytes for name, tensor in model.items()}
     besides = sum(tensor.nbytes for tensor in shared.values())
     if encoding is None:

@@ -1,7 +1,7 @@
-"""The only room of `fedsign` that imports Flower.
+"""The only package of `fedsign` that imports Flower.
 
-Importing it turns Flower's telemetry off, unless the environment says otherwise: a laboratory that runs
-on private data should not call home by default.
+Importing it disables Flower's telemetry, unless the environment enables it: a laboratory that runs on private data
+should not call home by default.
 """
 
 import os

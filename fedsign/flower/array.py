@@ -1,8 +1,8 @@
-"""A Flower `Array` that holds a tensor and makes its bytes only when somebody asks.
+"""A Flower `Array` that holds a tensor and serializes it only on access.
 
-In process nothing is serialized.  Before an array leaves the process it has to become a plain one:
-Flower writes the class name as the header on the wire, and the other side knows only its own.
-Assign to an ArrayRecord key by key: `ArrayRecord({...})` rebuilds plain arrays, and serializes.
+In process, nothing is serialized.  Before an array leaves the process, it must become a plain `Array`: Flower writes
+the class name into the header, and the receiver only knows its own class.  Assign to an ArrayRecord key by key:
+`ArrayRecord({...})` copies into plain arrays, which serializes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ _STYPE = "numpy.ndarray"
 
 
 class TensorArray(Array):
-    """`data` is computed on access and not kept; `tensor` is the value."""
+    """An `Array` whose value is `tensor`; `data` is computed on access and not cached."""
 
     tensor: Tensor
 
@@ -41,18 +41,18 @@ class TensorArray(Array):
         return _npy(codec.encode(self.tensor).payload)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy, since strategies may write into what they get; bfloat16, which NumPy lacks, as float32."""
+        """A copy, since strategies may modify it; bfloat16 as float32, since NumPy lacks it."""
         tensor = self.tensor.float() if self.tensor.dtype == torch.bfloat16 else self.tensor
         return codec.encode(tensor).payload.copy()
 
 
 def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Tensors as a record that holds them as they are."""
+    """An ArrayRecord that holds tensors without serializing them."""
     return filled(ArrayRecord(), {name: TensorArray(tensor) for name, tensor in tensors.items()})
 
 
 def plain_array(array: Array) -> tuple[Array, str]:
-    """An array ready for the wire, and its encoding."""
+    """A plain array for the wire, and its encoding."""
     if not isinstance(array, TensorArray):
         return array, str(codec.Encoding.DENSE)
     encoded = codec.encode(array.tensor)
@@ -66,14 +66,14 @@ def plain_array(array: Array) -> tuple[Array, str]:
 
 
 class PlainArrays:
-    """Records of plain arrays for messages that leave the process; an array is made once, when the first message needs it."""
+    """Plain records for messages that leave the process; an array shared by messages is converted once."""
 
     def __init__(self) -> None:
-        # the records that they were made of are kept too, so that an id stays its own
+        # holds on to the source records: a freed record's id could be reused
         self._arrays: dict[tuple[int, str], tuple[ArrayRecord, tuple[Array, str]]] = {}
 
     def of(self, record: ArrayRecord, names: Iterable[str] | None = None) -> tuple[ArrayRecord, dict[str, str]]:
-        """A record, or the named arrays of it, ready for the wire, and the encoding of each."""
+        """A plain record of all arrays, or of the named ones, with the encoding of each."""
         made = {name: self._made(record, name) for name in (record if names is None else names)}
         plain = filled(ArrayRecord(), {name: array for name, (array, _) in made.items()})
         return plain, {name: encoding for name, (_, encoding) in made.items()}
@@ -85,7 +85,7 @@ class PlainArrays:
 
 
 def to_tensors(record: ArrayRecord, encodings: Mapping[str, str] | None = None) -> Tensors:
-    """The tensors of a record, plain or not; plain ones are dense unless `encodings` says otherwise."""
+    """The tensors of a record; plain arrays are dense unless `encodings` says otherwise."""
     return {
         name: array.tensor
         if isinstance(array, TensorArray)
@@ -95,7 +95,7 @@ def to_tensors(record: ArrayRecord, encodings: Mapping[str, str] | None = None) 
 
 
 def decode_in_place(record: ArrayRecord, encodings: Mapping[str, str]) -> None:
-    """Replace a record's plain arrays by such as hold tensors, one by one: a large model is not there twice."""
+    """Replace plain arrays by TensorArrays one by one, so that a large model is not in memory twice."""
     for name, array in record.items():
         if not isinstance(array, TensorArray):
             tensor = codec.decode(encodings.get(name, codec.Encoding.DENSE), array.numpy())
@@ -103,7 +103,7 @@ def decode_in_place(record: ArrayRecord, encodings: Mapping[str, str]) -> None:
 
 
 def _npy(payload: npt.NDArray[Any]) -> bytes:
-    """NumPy's file format in one copy; `np.save` into memory takes three on the way."""
+    """NumPy's file format with a single copy; `np.save` into memory makes three."""
     header = BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(payload))
     return b"".join((header.getvalue(), payload.reshape(-1).view(np.uint8).data))

@@ -1,9 +1,8 @@
-"""Clipping of a client's update where a strategy asks for it: Flower's client-side differential privacy.
+"""Client-side clipping of updates, for Flower's client-side differential privacy.
 
-`DifferentialPrivacyClientSide...` writes the clipping norm C into the request and expects one of Flower's client
-mods to honor it.  Those refuse messages with more than one config record, as ours are, so our client does
-their work, on parameters: update * min(1, C / ||update||), and the metric `norm_bit` (1: clipped), which
-the adaptive strategy counts.
+`DifferentialPrivacyClientSide...` writes the clipping norm C into the request, and expects one of Flower's client mods
+to apply it.  Those refuse messages with more than one config record, which ours have.  So our client does their work
+on the parameters: update * min(1, C / ||update||), and the metric `norm_bit` (1: clipped) for the adaptive strategy.
 """
 
 from typing import cast
@@ -18,7 +17,7 @@ CLIPPING_NORM_KEY, NORM_BIT_KEY = "clipping_norm", "norm_bit"  # Flower's names
 
 
 def honor(reply: Message, request: Message) -> Message:
-    """The reply, clipped if the request asks for it."""
+    """Clip the reply if the request asks for it."""
     norms = [
         record[CLIPPING_NORM_KEY]
         for record in wire.of_kind(request.content, ConfigRecord).values()

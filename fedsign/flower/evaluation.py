@@ -1,6 +1,6 @@
-"""Evaluation over messages: the evaluated model to sites, their figures back.
+"""Federated evaluation over messages: the model to the sites, their metrics back.
 
-A request is what a train message is without an objective.  A reply has no arrays: one text in the record `reply`.
+A request is a train message without an objective.  A reply has no arrays, only a JSON text in the record `reply`.
 """
 
 import json
@@ -26,10 +26,10 @@ _ANSWER, _REPLY = "answer", TypeAdapter(EvaluateReply)
 def ask_sites(
     grid: PartitionGrid, requests: Sequence[EvaluateRequest], *, timeout_s: float
 ) -> Iterator[EvaluateReply | Failure]:
-    """An answer or a failure for each request, in their order."""
+    """A reply or a failure for each request, in order."""
     content = RecordDict(
         {
-            wire.ARRAYS: to_record(requests[0].tensors),  # all are asked about one model
+            wire.ARRAYS: to_record(requests[0].tensors),  # all requests share one model
             wire.CONFIG: ConfigRecord({wire.ROUND_KEY: requests[0].round}),
         }
     )
@@ -42,7 +42,7 @@ def ask_sites(
 
 
 def answered(message: Message, evaluate: Callable[[EvaluateRequest], EvaluateReply]) -> Message:
-    """The reply to an evaluate message."""
+    """Handle an evaluate message; returns the reply."""
     route = wire.of_kind(message.content, ConfigRecord)[wire.ROUTE]
     request = EvaluateRequest(
         round=wire.round_of(message),
@@ -53,15 +53,15 @@ def answered(message: Message, evaluate: Callable[[EvaluateRequest], EvaluateRep
 
 
 def pack_reply(reply: EvaluateReply, request: Message) -> Message:
-    """A reply as a message."""
+    """Pack a reply into a message."""
     return Message(RecordDict({wire.REPLY: ConfigRecord({_ANSWER: json.dumps(asdict(reply))})}), reply_to=request)
 
 
 def unpack_reply(message: Message, request: EvaluateRequest, *, most: int) -> EvaluateReply:
-    """A reply from a message; `most` is how many samples it may count.
+    """Unpack and validate a reply; `most` limits each number of samples.
 
     Raises:
-        ReplyError: it is for another round or client, or counts no samples, or too many.
+        ReplyError: the reply is for another round or client, or its numbers of samples are out of range.
     """
     record = wire.of_kind(message.content, ConfigRecord)[wire.REPLY]
     reply = _REPLY.validate_json(str(record[_ANSWER]), strict=True)

@@ -1,9 +1,10 @@
-"""What Flower's own strategies keep between rounds: a snapshot of it for a checkpoint, and back.
+"""Checkpoint and restore the state that Flower's own strategies keep between rounds.
 
-[Note: memory of foreign strategies] Flower's strategies have no interface for what they keep between rounds, so
-the table `MEMORY` names, for every class of Flower's that was looked at, the attributes that a next
-round reads; all others are settings, but for `current_arrays`, which most set anew before they read it.  A subclass may keep more, so only exactly these classes are remembered.  A strategy of a
-user's own is, if it has `state_dict` and `load_state_dict`, as ours have.
+[Note: memory of foreign strategies] Flower's strategies have no interface for their state between rounds.  The table
+`MEMORY` therefore names, for each of Flower's classes that was reviewed, the attributes that the next round reads.  All
+others are settings, except `current_arrays`, which most classes set before they read it.  A subclass may keep more, so
+only exactly these classes are supported.  A user's own strategy is, if it has `state_dict` and `load_state_dict`, as
+ours have.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ def _listed(arrays: Tensors) -> Any:
     return [array.numpy() for array in arrays.values()]
 
 
-# attribute -> how its arrays are given back; a number, or None, is any attribute's
+# attribute -> how to restore it from arrays; numbers and None are restored as they are
 _Kept = Mapping[str, Callable[[Tensors], Any]]
 _ADAPTIVE: _Kept = {"m_t": _by_name, "v_t": _by_name}
 _CLIPPING_NORM: _Kept = {"clipping_norm": _by_name}
@@ -56,19 +57,19 @@ MEMORY: Mapping[type[Strategy], _Kept] = {
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A strategy that can say what it keeps between rounds."""
+    """A strategy that can save and restore its state between rounds."""
 
     def state_dict(self) -> Tensors:
-        """Its memory."""
+        """The state."""
         ...
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Take the memory back."""
+        """Restore the state."""
         ...
 
 
 def layers(strategy: Strategy) -> list[Strategy]:
-    """A strategy and those that it wraps, as differential privacy does, from the outside in."""
+    """A strategy and those that it wraps (as differential privacy does), outermost first."""
     found = [strategy]
     while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
         found.append(inner)
@@ -76,7 +77,7 @@ def layers(strategy: Strategy) -> list[Strategy]:
 
 
 def is_remembered(strategy: Strategy) -> bool:
-    """Whether a run with this strategy can be resumed."""
+    """Whether runs with this strategy can be resumed."""
     if isinstance(strategy, Remembering):
         return True
     known = all(type(layer) in MEMORY for layer in layers(strategy))
@@ -84,7 +85,7 @@ def is_remembered(strategy: Strategy) -> bool:
 
 
 def snapshot(strategy: Strategy) -> Tensors:
-    """What a strategy keeps between rounds; empty where that is not known."""
+    """The state of a strategy between rounds; empty if it is unknown."""
     if isinstance(strategy, Remembering):
         return dict(strategy.state_dict())
     if not is_remembered(strategy):
@@ -98,10 +99,10 @@ def snapshot(strategy: Strategy) -> Tensors:
 
 
 def restore(strategy: Strategy, state: Tensors) -> None:
-    """Give a strategy its memory back, bit for bit.
+    """Restore a strategy's state, bit for bit.
 
     Raises:
-        ResumeError: what it keeps is not known, or the checkpoint lacks it.
+        ResumeError: the strategy's state is unknown, or missing in the checkpoint.
     """
     if isinstance(strategy, Remembering):
         strategy.load_state_dict(state)
@@ -128,7 +129,7 @@ def restore(strategy: Strategy, state: Tensors) -> None:
 
 
 def _packed(value: Any) -> Tensors:
-    """Place -> tensor.  Places are numbered, since safetensors does not keep an order and strategies rely on one."""
+    """Name -> tensor.  Names are numbered, since strategies rely on an order that safetensors does not keep."""
     match value:
         case None:
             return {"": torch.empty(0)}
@@ -150,4 +151,4 @@ def _unpacked(places: Tensors, given_back: Callable[[Tensors], Any]) -> Any:
 
 
 def _tensor(array: Any) -> Tensor:
-    return torch.from_numpy(np.array(array))  # a copy: of scalars too, and writable
+    return torch.from_numpy(np.array(array))  # copies, so it is writable; also accepts scalars

@@ -1,4 +1,4 @@
-"""What Flower's own strategies need to know of an experiment, and what cannot work: said before the run starts."""
+"""Requirements of Flower's own strategies, checked before a run starts or a rule is applied."""
 
 import logging
 import traceback
@@ -18,21 +18,21 @@ from fedsign.registry import error_in
 
 _log = logging.getLogger("fedsign")
 
-# Flower's functions that divide by an update's norm.
+# Flower's functions that divide by the norm of an update.
 _CLIPPING = ("clip_inputs_inplace", "adaptive_clip_inputs_inplace")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deferred:
-    """A strategy that has to know the experiment, such as the number of clients that its noise is for."""
+    """A strategy that depends on the experiment, e.g. on the number of clients for its noise."""
 
     make: Callable[[ExperimentConfig], Strategy]
 
     def strategy_for(self, name: str, config: ExperimentConfig) -> Strategy:
-        """The strategy for an experiment; `name` is what the user calls it.
+        """The strategy for an experiment; `name` is the name that the user gave.
 
         Raises:
-            ConfigError: Flower refused the settings.
+            ConfigError: Flower rejected the settings.
         """
         try:
             return self.make(config)
@@ -43,12 +43,12 @@ class Deferred:
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """The metric that replies are weighted by."""
+    """The metric by which replies are weighted."""
     return str(getattr(layers(strategy)[-1], "weighted_by_key", wire.NUM_EXAMPLES_KEY))
 
 
 def num_asked(strategy: Strategy, cohort_size: int) -> int:
-    """How many clients it asks when it is shown a cohort of this size, by Flower's rule."""
+    """How many clients the strategy samples from a cohort of this size, by Flower's rule."""
     inner = layers(strategy)[-1]
     if not isinstance(inner, flower.FedAvg):
         return cohort_size
@@ -56,11 +56,11 @@ def num_asked(strategy: Strategy, cohort_size: int) -> int:
 
 
 def num_replies_needed(strategy: Strategy) -> tuple[int, str]:
-    """The least number of replies, and where it comes from."""
+    """The smallest number of replies that the rule needs, and its formula."""
     inner = layers(strategy)[-1]
     if isinstance(inner, flower.Bulyan):
         return 4 * inner.num_malicious_nodes + 3, "4 x num_malicious_nodes + 3"
-    if isinstance(inner, flower.MultiKrum):  # Krum is one
+    if isinstance(inner, flower.MultiKrum):  # includes Krum
         closest = 2 * inner.num_malicious_nodes + 3  # Blanchard et al. 2017: 2f + 2 < n
         if inner.num_nodes_to_select > closest:
             return inner.num_nodes_to_select, "num_nodes_to_select"
@@ -69,7 +69,7 @@ def num_replies_needed(strategy: Strategy) -> tuple[int, str]:
 
 
 def check_num_replies(strategy: Strategy, num_replies: int, round: int) -> None:
-    """Whether a round's replies are enough for the rule.
+    """Check that a round has enough replies for the strategy's rule.
 
     Raises:
         RoundError: too many clients failed.
@@ -84,10 +84,10 @@ def check_num_replies(strategy: Strategy, num_replies: int, round: int) -> None:
 
 @contextmanager
 def calling(name: str, round: int) -> Iterator[None]:
-    """What a foreign strategy raises, as a sentence; its log kept off the terminal.
+    """A context manager for calls of a foreign strategy: exceptions become RoundErrors, Flower's log is muted.
 
     Raises:
-        RoundError: it raised something.
+        RoundError: the strategy raised an exception.
     """
     try:
         with quiet_flower(), cheap_collections():
@@ -107,7 +107,7 @@ def calling(name: str, round: int) -> Iterator[None]:
 
 
 def warn_of_trimming(strategy: Strategy, cohort_size: int) -> None:
-    """A trimmed mean that trims nothing is the plain one."""
+    """Warn if a trimmed mean trims nothing, and so equals the plain mean."""
     inner, asked = layers(strategy)[-1], num_asked(strategy, cohort_size)
     if isinstance(inner, flower.FedTrimmedAvg) and inner.beta > 0 and int(inner.beta * asked) == 0:
         _log.warning(

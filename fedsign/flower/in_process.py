@@ -1,6 +1,6 @@
-"""A Flower Grid whose nodes are computed in this process, one partition a node, nothing serialized.
+"""A Flower Grid whose nodes run in this process, one partition per node, without serialization.
 
-Replies are made when they are pulled: a cohort of thousands holds one reply at a time.
+Replies are computed when they are pulled, so even a cohort of thousands holds one reply at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ Handler = Callable[[Sequence[Message]], Iterator[Message]]
 
 
 class InProcessGrid(MessageGrid):
-    """Node ids are 0 ... num_nodes - 1.  `handle` answers a batch of messages, in any order, lazily."""
+    """Node ids are 0 ... num_nodes - 1.  `handle` lazily yields the replies to a batch of messages, in any order."""
 
     def __init__(self, num_nodes: int, handle: Handler) -> None:
         ensure_task_identity()
@@ -26,7 +26,7 @@ class InProcessGrid(MessageGrid):
         self._num_pushed = 0
 
     def set_run(self, run: Run) -> None:
-        """Take over a run's information."""
+        """Set the run's information."""
         self._run = run
 
     @property
@@ -39,7 +39,7 @@ class InProcessGrid(MessageGrid):
         return range(self._num_nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take messages in as one batch; the work is done when replies are pulled."""
+        """Queue a batch of messages; the work happens when replies are pulled."""
         batch = list(messages)
         for message in batch:
             set_message_id(message, str(self._num_pushed))
@@ -48,7 +48,7 @@ class InProcessGrid(MessageGrid):
         return [message.metadata.message_id for message in batch]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies to these messages: those that are there, or else the next that can be computed."""
+        """The replies available for these messages; if there are none, computes the next one."""
         wanted = set(message_ids)
         while not (ready := wanted & self._arrived.keys()):
             if not self._compute_one():
@@ -56,7 +56,7 @@ class InProcessGrid(MessageGrid):
         return [self._arrived.pop(message_id) for message_id in sorted(ready)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push, then pull until all replies are there."""
+        """Push, then pull until all replies have arrived."""
         waiting = set(self.push_messages(messages))
         replies: list[Message] = []
         while waiting and (arrived := list(self.pull_messages(waiting))):

@@ -1,13 +1,13 @@
-"""Which node serves which partition: a roll call at the start, and a look at who has come and gone before each sending.
+"""Which node serves which partition: a roll call at the start, and an update before each batch of messages.
 
-Flower's node ids are random.  A SuperNode that comes back may have another one than before, and one that is struck down is
-known to be gone only when its heartbeats have been missing for a while.
+Flower's node ids are random.  A SuperNode that reconnects may have a new id, and a crashed one counts as online until
+its heartbeats have been missing for a while.
 
-[Note: who speaks for whom] Where the operator registers sites with their keys, `members` says which node has which site's key: a site
-speaks for its own partition, whatever its node claims.  A claim beyond that is refused and noted.
+[Note: who speaks for whom] If the operator registers sites with their keys, `members` maps nodes to sites by key.  A
+site speaks for its own partition only, whatever its node claims; other claims are refused and logged.
 
-[Note: who is absent] The roll call waits for all; with enough of them at its end, the others are absent: messages to them are not
-sent, and they are taken in when they come.  A site that is revoked is not waited for.
+[Note: who is absent] The roll call waits for all partitions.  If it times out with enough of them, the others are
+absent: they get no messages until they join.  Revoked sites are not waited for.
 """
 
 import logging
@@ -27,7 +27,7 @@ from fedsign.flower import wire
 from fedsign.flower.pulling import Asked, Replies, Watch, pauses
 from fedsign.records import printable
 
-_REJOIN_S = 15.0  # to be waited for when somebody has gone and somebody else has come
+_REJOIN_S = 15.0  # wait for the answer of a new node that may replace a lost one
 _ASKS_AGAIN_S = 60.0
 _NAMED_AFTER_S = 5.0
 _log = logging.getLogger("fedsign")
@@ -35,49 +35,50 @@ _log = logging.getLogger("fedsign")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A site as the operator registered it, and the node that has its key, if that is online; none if the site is revoked."""
+    """A registered site with its node id; None if no node with its key is online, or the site is revoked."""
 
     name: str
     partition: int
     node_id: int | None
     is_active: bool = True
-    max_examples: int = 0  # that its replies may count; 0: as the experiment says
+    max_examples: int = 0  # limit on num_examples of its replies; 0: the experiment's
 
 
 Members = Callable[[], Sequence[Member]]
 Note = Callable[[Mapping[str, str]], None]
-# Of an answer to the roll call: why its node is refused, and a remark on it.
+# Judges an answer to the roll call: the reason to refuse the node, and a remark on it.
 Judge = Callable[[ConfigRecord], tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SiteHooks:
-    """What the operator of a federation knows of its sites (`members`, None: none shows who it is), and hears of them."""
+    """What the operator knows about sites (`members`; None: nodes are not authenticated), and how it is notified."""
 
     members: Members | None = None
     judge: Judge = lambda answer: ("", "")
-    note: Note = lambda event: None  # who comes, goes, is late and is refused
+    note: Note = lambda event: None  # a site joined, left, was late or was refused
     watch: Watch = lambda asked, waiting: None
 
 
 NO_HOOKS = SiteHooks()
-NOBODY = -1  # in place of a node's id
-_LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)  # on the way
+NOBODY = -1  # node id of a partition without a node
+# errors that mean that a message was lost in transit
+_LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 
 class Nodes:
-    """The nodes of a grid.  `answers`, `remarks`: what the node of a partition said at the roll call, and what was judged of it."""
+    """The nodes of a grid.  `answers` and `remarks` (by partition): answers to the roll call, and remarks on them."""
 
     def __init__(self, grid: Grid, *, num_partitions: int, hooks: SiteHooks = NO_HOOKS) -> None:
         self._grid, self._num_partitions = grid, num_partitions
         self._members, self._note, self._judge = hooks.members, hooks.note, hooks.judge
-        self._site_of: dict[int, Member] = {}  # by node id, where sites are registered
+        self._site_of: dict[int, Member] = {}  # by node id, if sites are registered
         self._site: dict[int, Member] = {}  # by partition
         self._revoked: set[str] = set()
         self._known_revoked: set[str] = set()
-        self._served_by: dict[int, str] = {}  # partition -> site whose node is online, "" where sites have no keys
-        self._node_of: dict[int, int] | None = None  # None: a node id is a partition
-        self._asked: dict[int, float] = {}  # node id -> when
+        self._served_by: dict[int, str] = {}  # partition with a node online -> its site, "" if sites have no keys
+        self._node_of: dict[int, int] | None = None  # None: node ids are partitions
+        self._asked: dict[int, float] = {}  # node id -> time
         self._waiting: dict[str, int] = {}  # message id -> node id
         self._heard_at = 0.0
         self._question: Mapping[str, str] = {}
@@ -89,20 +90,20 @@ class Nodes:
         return partition if self._node_of is None else self._node_of.get(partition, NOBODY)
 
     def site(self, partition: int) -> Member | None:
-        """The site of a partition, where sites are registered."""
+        """The site of a partition, if sites are registered."""
         return self._site.get(partition)
 
     def absent(self, partitions: Iterable[int]) -> list[int]:
-        """Those of them that no node served at the last look."""
+        """Those partitions that had no node at the last update."""
         return [partition for partition in partitions if partition not in self._served_by]
 
     def roll_call(self, *, timeout_s: float, question: Mapping[str, str], at_least: int | None = None) -> None:
-        """Ask every node which partitions it serves, until each partition has a node; `question`: what else it is asked.
+        """Ask all nodes which partitions they serve, until each partition has a node; `question` is sent along.
 
-        `at_least`: so many partitions are enough when the time is over, None: all; see [Note: who is absent].
+        `at_least`: number of partitions that suffice on timeout (None: all); see [Note: who is absent].
 
         Raises:
-            EngineError: too many partitions have none in time, two nodes claim the same one, or one cannot take part.
+            EngineError: too few partitions have a node in time, two nodes claim the same one, or a node is refused.
         """
         self._question = question
         claimed: dict[int, int] = {}
@@ -111,7 +112,7 @@ class Nodes:
         for _ in pauses():
             online = self._online()
             self._ask(online)
-            if self._members is not None:  # who is revoked or goes meanwhile makes room for who comes
+            if self._members is not None:  # a revoked or lost node frees its partition for another
                 claimed = {partition: node_id for partition, node_id in claimed.items() if node_id in online}
             for node_id, partitions, refusal in self._answers():
                 if refusal and node_id not in self._site_of:
@@ -150,9 +151,9 @@ class Nodes:
         self._known_revoked = self._revoked
 
     def refresh(self, wanted: Sequence[int]) -> list[int]:
-        """Take in who has come, before something is sent to these partitions; returns those of them that no node serves.
+        """Update the nodes before messages to the `wanted` partitions; returns those that have no node.
 
-        A node that has come may stand for one that has gone; only then its answer is waited for, and only once.
+        A new node may replace one that is gone.  Only in that case, and only once, is its answer waited for.
         """
         if self._node_of is None:
             return []
@@ -173,25 +174,25 @@ class Nodes:
         return self.absent(wanted) if any(self.of(partition) not in online for partition in wanted) else []
 
     def shut_down(self, *, timeout_s: float) -> None:
-        """Tell every node that serves a partition that the run is over; those that do not answer in time are not waited for."""
+        """Tell all nodes that serve a partition that the run is over; do not wait for answers beyond the timeout."""
         nodes = sorted({*(self._node_of or {}).values()} & self._online())
         pushed = self._push(nodes, wire.SHUTDOWN, {})
         said = Replies(self._grid).arrivals(pushed, Asked("shut down", 0, nodes), deadline=time.monotonic() + timeout_s)
         for _ in said:
-            pass  # that they have heard it is enough
+            pass  # an answer only confirms delivery
 
     def _online(self) -> set[int]:
-        """Nodes that are online; where sites are registered, theirs alone."""
+        """Nodes that are online; if sites are registered, only theirs."""
         if self._members is None:
             return set(self._grid.get_node_ids())
-        members = sorted(self._members(), key=attrgetter("is_active"))  # the active site of a partition counts
+        members = sorted(self._members(), key=attrgetter("is_active"))  # last wins: a partition's active site
         self._site = {site.partition: site for site in members}
         self._site_of = {site.node_id: site for site in members if site.node_id is not None}
         self._revoked = {site.name for site in members if not site.is_active and site.partition < self._num_partitions}
         return set(self._site_of)
 
     def tell_of(self, partition: int, event: str, why: str) -> None:
-        """Note what has happened to the site of a partition."""
+        """Report an event about the site of a partition."""
         self._tell(self._names([partition]), event, why)
 
     def _tell(self, names: Iterable[str], event: str, why: str) -> None:
@@ -205,14 +206,14 @@ class Nodes:
         return self._site[partition].name if partition in self._site else ""
 
     def _names(self, partitions: Sequence[int]) -> list[str]:
-        """The sites of partitions, or one name for all where they have none."""
+        """The names of sites, or a single text for all partitions if sites have no names."""
         return _or_numbers([self._site_name(partition) for partition in partitions], partitions)
 
     def _is_active(self, partition: int) -> bool:
         return partition not in self._site or self._site[partition].is_active
 
     def _note_changes(self, online: set[int]) -> None:
-        """Note who has come, who has gone and who was revoked since the last look."""
+        """Report which sites joined, left or were revoked since the last update."""
         self._tell(sorted(self._revoked - self._known_revoked), "revoked", "the run goes on without it")
         self._known_revoked = self._revoked
         before, table = self._served_by, self._node_of or {}
@@ -225,11 +226,11 @@ class Nodes:
         self._tell(self._names(come), "joined", "it takes part from this round on")
 
     def _own(self, node_id: int, claimed: Sequence[int]) -> list[int]:
-        """See [Note: who speaks for whom]."""
+        """The partitions that a node may speak for, by [Note: who speaks for whom]."""
         if self._members is None:
             return [*claimed]
         site = self._site_of.get(node_id)
-        if site is None:  # it was revoked before it answered
+        if site is None:  # revoked before it answered
             return []
         foreign = [partition for partition in claimed if partition != site.partition]
         if foreign:
@@ -238,12 +239,12 @@ class Nodes:
         return [site.partition] if site.partition in claimed else []
 
     def _push(self, node_ids: Iterable[int], kind: str, told: Mapping[str, str]) -> list[str | None]:
-        """A message for each node; returns their ids."""
+        """Send a message to each node; returns message ids."""
         content = RecordDict({wire.CONFIG: ConfigRecord({**told})})
         return list(self._grid.push_messages([Message(content, node_id, kind) for node_id in node_ids]))
 
     def _hand_over(self, partition: int, node_id: int, online: set[int]) -> None:
-        """To a node that has come, unless the one that serves the partition is still there."""
+        """Assign a partition to a new node, unless its current node is still online."""
         table = self._node_of
         if table is None or table.get(partition) == node_id:
             return
@@ -257,13 +258,13 @@ class Nodes:
             table[partition] = node_id
 
     def _ask(self, node_ids: Collection[int]) -> None:
-        """Send the roll call's question to those who were not asked yet."""
+        """Send the roll call to nodes that were not asked yet."""
         now = time.monotonic()
-        # who comes back is asked again
+        # a node that went offline is asked again when it returns
         self._asked = {node_id: when for node_id, when in self._asked.items() if node_id in node_ids}
         for node_id in {*self._waiting.values()} & self._asked.keys():
-            # Flower lost it, as it does when a machine is very busy; where others still answer, its turn may only not have come.
-            # The answer to either question counts.
+            # Flower loses messages when a host is very busy.  While other nodes still answer, this one's turn may just
+            # not have come.  The answer to either message counts.
             if now - max(self._asked[node_id], self._heard_at) > _ASKS_AGAIN_S:
                 del self._asked[node_id]
         new = sorted(set(node_ids) - self._asked.keys())
@@ -275,17 +276,17 @@ class Nodes:
             if message_id:
                 self._waiting[message_id] = node_id
             else:
-                self._asked.pop(node_id, None)  # it has gone again
+                self._asked.pop(node_id, None)  # offline again
 
     def _answers(self) -> Iterator[tuple[int, list[int], str]]:
-        """The answers that are there, taken out of those that are waited for: (node id, partitions, why not)."""
+        """Pull the available answers: (node id, partitions, refusal)."""
         for reply in self._grid.pull_messages(list(self._waiting)) if self._waiting else ():
             if reply.metadata.reply_to_message_id not in self._waiting:
-                continue  # it has answered another question
+                continue  # answers a message of another run or an earlier one
             node_id, self._heard_at = self._waiting[reply.metadata.reply_to_message_id], time.monotonic()
             self._waiting = {question: asked for question, asked in self._waiting.items() if asked != node_id}
             if reply.has_error() and reply.error.code in _LOST:
-                self._asked.pop(node_id, None)  # it is asked again, once it is online
+                self._asked.pop(node_id, None)  # to be asked again when it is online
                 continue
             if reply.has_error():
                 yield node_id, [], printable((reply.error.reason or "it gave no reason").partition("\n")[0])
@@ -308,5 +309,5 @@ class Nodes:
 
 
 def _or_numbers(names: Sequence[str], partitions: Sequence[int]) -> list[str]:
-    """Names of sites, or the partitions as one name where sites are not registered."""
+    """Names of sites; a single text with the partitions if sites are not registered."""
     return [name for name in names if name] or ([str([*partitions])] if partitions else [])

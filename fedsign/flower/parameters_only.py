@@ -1,9 +1,9 @@
-"""Flower's own strategies see the parameters of a model; its buffers travel beside them.
+"""Show Flower's own strategies the parameters of a model only; its buffers bypass them.
 
-They treat every array of a model alike, which is wrong for what is not trained: FedAvgM's momentum carries
-BatchNorm's variances below zero (NaN in the second round), Krum would measure distances by batch counters,
-q-FedAvg and differential privacy cannot scale an integer in place.  So buffers are taken out of what a strategy is shown and
-averaged here, by the weights it uses itself; counters are kept.
+They treat all arrays of a model alike, which is wrong for untrained ones: FedAvgM's momentum drives BatchNorm's
+variances below zero (NaN in the second round), Krum would include batch counters in its distances, q-FedAvg and
+differential privacy cannot scale integers in place.  So buffers are removed from what a strategy sees, and averaged
+here with the strategy's own weights; counters are kept.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,11 @@ from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.records import Role
 
-NUM_REPLIES_KEY = "num-replies"  # 1 in every reply: weighting by it is weighting uniformly
+NUM_REPLIES_KEY = "num-replies"  # 1 in every reply: a strategy that weights by it weights uniformly
 
 
 class ParametersOnly:
-    """The messages of one round: completed on their way to the clients, stripped on their way back."""
+    """The messages of one round: buffers are added on the way to clients, and removed on the way back."""
 
     def __init__(self, served: ArrayRecord, roles: Mapping[str, Role], *, weighted_by: str) -> None:
         self._served, self._roles, self._weighted_by = served, roles, weighted_by
@@ -28,12 +28,12 @@ class ParametersOnly:
 
     @property
     def parameters(self) -> ArrayRecord:
-        """What the strategy is shown of the served model, in the order of the replies: some pair the two by position."""
+        """The served parameters, in the order of the replies: some strategies match the two by position."""
         return _in_order(self._of_role(self._served, Role.PARAMETER), self._roles)
 
     def completed(self, messages: Iterable[Message]) -> list[Message]:
-        """The strategy's messages with the served buffers added; messages may share their arrays."""
-        full: dict[int, tuple[ArrayRecord, ArrayRecord]] = {}  # the key is kept alive, so that its id stays its own
+        """The strategy's messages with the served buffers added; messages may share arrays."""
+        full: dict[int, tuple[ArrayRecord, ArrayRecord]] = {}  # holds on to the key's object: ids can be reused
         complete = []
         for message in messages:
             key, arrays = _model_in(message.content)
@@ -48,7 +48,7 @@ class ParametersOnly:
         return complete
 
     def stripped(self, replies: Iterable[Message]) -> list[Message]:
-        """The replies without their buffers, which go into the mean."""
+        """The replies without their buffers, which are added to the mean."""
         shown = []
         for reply in replies:
             key, arrays = _model_in(reply.content)
@@ -61,7 +61,7 @@ class ParametersOnly:
         return shown
 
     def model(self, parameters: ArrayRecord) -> ArrayRecord:
-        """What the strategy made, with the mean of the replies' buffers."""
+        """The strategy's model, completed by the mean of the replies' buffers."""
         record = to_record(self._buffers.result()) if self._buffers.count else ArrayRecord()
         record.update(parameters)
         return _in_order(record, self._roles)
@@ -69,16 +69,16 @@ class ParametersOnly:
     def _of_role(self, arrays: ArrayRecord, role: Role) -> ArrayRecord:
         chosen = ArrayRecord()
         for name, array in arrays.items():
-            if self._roles.get(name, Role.PARAMETER) == role:  # an unknown name is the strategy's to answer for
+            if self._roles.get(name, Role.PARAMETER) == role:  # unknown names are left to the strategy
                 chosen[name] = array
         return chosen
 
 
 def release(replies: Iterable[Message]) -> None:
-    """Empty replies that are done with.
+    """Free the arrays of replies that are no longer needed.
 
-    Flower's strategies read `content.array_records`, which leaves a cycle of references behind at every access: the arrays
-    would stay until Python next collects all garbage, which may be gigabytes later.
+    Flower's strategies read `content.array_records`, which creates a reference cycle on every access.  The arrays would
+    live until the next garbage collection, possibly gigabytes later.
     """
     for reply in replies:
         for record in wire.of_kind(reply.content, ArrayRecord).values():
@@ -91,7 +91,7 @@ def _model_in(content: RecordDict) -> tuple[str, ArrayRecord]:
 
 
 def _in_order(record: ArrayRecord, roles: Mapping[str, Role]) -> ArrayRecord:
-    """In the model's order, which strategies and `state_dict` share; unknown names last."""
+    """Sort a record in the order of the model's `state_dict`, as strategies assume; unknown names come last."""
     ordered = ArrayRecord()
     for name in [*(name for name in roles if name in record), *(name for name in record if name not in roles)]:
         ordered[name] = record[name]

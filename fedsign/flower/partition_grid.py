@@ -1,9 +1,9 @@
-"""A wrapper around any Grid in which a node id is a partition index.
+"""A wrapper around any Grid in which node ids are partition indices.
 
-Flower's node ids are random, and every engine delivers replies in another order.  Seen through this
-grid, a strategy (ours or Flower's own, unmodified) samples from 0 ... N-1, gets replies in the order of
-its messages, and never sees one that would make it fail: errors, missing or wrong tensors, NaN and
-infinite values are taken out and written down as failures.
+Flower's node ids are random, and every engine delivers replies in a different order.  Behind this grid, a strategy
+(ours or Flower's own, unmodified) samples from 0 ... N-1 and receives replies in the order of its messages.  It never
+sees a reply that would make it fail: errors, missing or mismatched tensors, NaN and infinite values are recorded as
+failures.
 """
 
 import logging
@@ -31,15 +31,16 @@ from fedsign.flower.shims import MessageGrid, ensure_task_identity
 from fedsign.records import Failure, Role
 
 ReplyT = TypeVar("ReplyT")
-Substitutes = Callable[[Sequence[int], int], Sequence[int]]  # of these clients, so many at most
+Substitutes = Callable[[Sequence[int], int], Sequence[int]]  # (candidates, maximum number) -> clients to ask instead
 _TTL_SLACK_S = 60.0
 _log = logging.getLogger("fedsign")
 
 
 class PartitionGrid(MessageGrid, Exchange):
-    """See the module.  `leaves_process`: messages are serialized by the engine underneath.
+    """A Grid over partitions; see the module docstring.  `leaves_process`: the engine serializes messages.
 
-    With `num_wanted` a round ends with the first good replies that come.  `substitutes` draws clients to be asked in the place of absent ones.
+    With `num_wanted`, a round ends after the first accepted replies.  `substitutes` samples clients that replace absent
+    ones.
     """
 
     def __init__(
@@ -61,10 +62,10 @@ class PartitionGrid(MessageGrid, Exchange):
         self.substitutes: Substitutes | None = None
         self._shown: Sequence[int] = range(num_partitions)
         self._has_warned = False
-        self._ttl_s = inf  # of a message that no node has pulled; a node that comes back finds no round that is over
+        self._ttl_s = inf  # lifetime of undelivered messages: a node that reconnects must not find those of past rounds
 
     def set_run(self, run: Run) -> None:
-        """Pass on."""
+        """Forwarded to the wrapped grid."""
         self._grid.set_run(run)
 
     @property
@@ -73,12 +74,12 @@ class PartitionGrid(MessageGrid, Exchange):
         return self._grid.run
 
     def get_node_ids(self) -> Iterable[int]:
-        """All partitions, in order, or those that are being shown."""
+        """All partitions in order, or the subset passed to `showing`."""
         return self._shown
 
     @contextmanager
     def showing(self, partitions: Sequence[int]) -> Iterator[None]:
-        """Show only these partitions, so that a foreign strategy samples among them."""
+        """Show only these partitions, so a foreign strategy samples among them."""
         self._shown = partitions
         try:
             yield
@@ -88,47 +89,51 @@ class PartitionGrid(MessageGrid, Exchange):
     def roll_call(
         self, *, timeout_s: float, question: Mapping[str, str] | None = None, at_least: int | None = None
     ) -> None:
-        """Find out which node serves which partition; see Nodes."""
+        """Find the node of each partition; see `Nodes.roll_call`."""
         self._nodes.roll_call(timeout_s=timeout_s, question=question or {}, at_least=at_least)
 
     def shut_down(self, *, timeout_s: float) -> None:
-        """Tell the nodes that the run is over; see Nodes."""
+        """Tell the nodes that the run is over; see `Nodes.shut_down`."""
         self._nodes.shut_down(timeout_s=timeout_s)
 
     @property
     def answers(self) -> Mapping[int, ConfigRecord]:
-        """What the node of each partition said at the roll call."""
+        """The answers to the roll call, by partition."""
         return self._nodes.answers
 
     @property
     def remarks(self) -> Mapping[int, str]:
-        """What was judged of it; see Nodes."""
+        """The remarks on these answers, by partition."""
         return self._nodes.remarks
 
     def _turn_to(self, partitions: Sequence[int], *, timeout_s: float) -> list[int]:
-        """Before messages are sent to these partitions: who serves them now, and how long an answer is waited for.
+        """Prepare for messages to these partitions: update their nodes, set message lifetimes, report late replies.
 
-        Returns those that nobody serves.
+        Returns partitions without a node.
         """
         self._ttl_s = timeout_s + _TTL_SLACK_S
         absent = self._nodes.refresh(partitions)
         if self.leaves_process:
             for asked, partition in self._replies.late():
-                why = f"its reply to '{asked.what}' of round {asked.round} came when the round was over, and does not count"
+                why = (
+                    f"its reply to '{asked.what}' of round {asked.round} came when the round was over, "
+                    "and does not count"
+                )
                 self._nodes.tell_of(partition, "late", why)
         return absent
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages that are addressed to partitions; in place of an id, None for what could not be sent."""
+        """Send messages addressed to partitions; returns None in place of an id for messages that were not sent."""
         plain = PlainArrays() if self.leaves_process else None
         batch = [self._outgoing(message, plain) for message in messages]
-        sent = [message for message in batch if message.metadata.dst_node_id != NOBODY]  # a list: HTTP walks it twice
+        # a list, since HttpGrid iterates over it twice
+        sent = [message for message in batch if message.metadata.dst_node_id != NOBODY]
         ids = iter([*self._grid.push_messages(sent)] if sent else ())
         is_sent = [message.metadata.dst_node_id != NOBODY for message in batch]
         return [cast(str, (next(ids, None) or None) if each else None) for each in is_sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies as they come, unchecked, from partitions."""
+        """Replies as they arrive, unchecked; their sources are partitions."""
         return self._grid.pull_messages(list(message_ids))
 
     def ask(
@@ -139,7 +144,7 @@ class PartitionGrid(MessageGrid, Exchange):
         *,
         timeout_s: float,
     ) -> Iterator[ReplyT | Failure]:
-        """What each message's check makes of the reply, or its failure, in their order."""
+        """The checked reply to each message, or its failure, in order."""
         self._turn_to(asked.partitions, timeout_s=timeout_s)
         pushed = list(self.push_messages(messages))
         came = self._replies.arrivals(pushed, asked, deadline=time.monotonic() + timeout_s)
@@ -150,7 +155,7 @@ class PartitionGrid(MessageGrid, Exchange):
         )
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Send now; yield the good replies in the order of the messages, as soon as that can be."""
+        """Send all messages; yield accepted replies in the order of the messages, as early as possible."""
         batch = list(messages)
         drawn = [message.metadata.dst_node_id for message in batch]
         check_addresses(drawn, self._num_partitions)
@@ -165,7 +170,7 @@ class PartitionGrid(MessageGrid, Exchange):
     def _with_substitutes(
         self, batch: list[Message], drawn: Sequence[int], substitutes: Substitutes, *, num: int
     ) -> list[Message]:
-        """With messages to others in addition, in the order of the partitions."""
+        """The batch extended by messages to substitutes, sorted by partition."""
         gone, first = {*drawn, *self._nodes.absent(range(self._num_partitions))}, batch[0]
         spare = [partition for partition in range(self._num_partitions) if partition not in gone]
         more = [Message(first.content, partition, first.metadata.message_type) for partition in substitutes(spare, num)]
@@ -184,7 +189,7 @@ class PartitionGrid(MessageGrid, Exchange):
     def _arrivals(
         self, batch: list[Message], message_ids: list[str], deadline: float
     ) -> Iterator[tuple[int, GoodReply | Failure | None]]:
-        """(slot, reply or failure), in order of arrival; every slot once.  None: it is not waited for any more."""
+        """(slot, reply or failure) in order of arrival, every slot once.  None: the reply is no longer needed."""
         num_wanted, num_good = self.num_wanted or len(batch), 0
         left = dict.fromkeys(range(len(batch)))
         again = None if self.encoding is None else partial(self._asked_again, batch, set())
@@ -208,17 +213,17 @@ class PartitionGrid(MessageGrid, Exchange):
         yield from ((slot, None) for slot in left)
 
     def who(self, partition: int) -> str:
-        """The beginning of a sentence on a client: its site, where sites are registered."""
+        """Prefix of sentences about a client: its site, if sites are registered."""
         site = self._nodes.site(partition)
         return "" if site is None else f"site {site.name}: "
 
     def most_examples(self, partition: int) -> int:
-        """As the operator registered the site, or as the experiment says."""
+        """Limit on a reply's num_examples: the registered site's, otherwise the experiment's."""
         site = self._nodes.site(partition)
         return site.max_examples if site is not None and site.max_examples else self._max_examples(partition)
 
     def _asked_again(self, batch: list[Message], before: set[int], slot: int, reply: Message) -> str | None:
-        """The id of a second request, with the whole model, where a client could not complete it; `before`: who had one."""
+        """Resend a request with the whole model if the client lacked tensors; `before`: slots already resent."""
         lacks_tensors = reply.has_error() and (reply.error.reason or "").startswith(f"{IncompleteModelError.__name__}:")
         if slot in before or not lacks_tensors:
             return None
@@ -233,9 +238,9 @@ class PartitionGrid(MessageGrid, Exchange):
         return next(iter(self._grid.push_messages([second])), None) or None
 
     def _outgoing(self, message: Message, plain: PlainArrays | None, *, whole: bool = False) -> Message:
-        """The message for the node that serves the partition; arrays shared by messages are converted once, to leave the process.
+        """A message to the partition's node; arrays shared by messages are serialized once.
 
-        `whole`: it is sent again, with all of the model.
+        `whole`: resend with the whole model.
         """
         metadata, content = message.metadata, message.content
         partition, trains = metadata.dst_node_id, metadata.message_type == MessageType.TRAIN
@@ -274,7 +279,7 @@ class PartitionGrid(MessageGrid, Exchange):
     def _account(self, good: GoodReply, request: Message) -> None:
         served, reply = to_tensors(wire.arrays_of(request.content)), good.reply
         received = {name: served[name] for name in self._parameters}
-        whole = {**received, **reply.tensors}  # what was not sent is as it was received
+        whole = {**received, **reply.tensors}  # tensors not sent are unchanged
         self.traffic.spread.add(whole, received)
         for observer in self.observers:
             observer.add(whole, received)

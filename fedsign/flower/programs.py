@@ -1,4 +1,4 @@
-"""Flower's programs: where they are, and how they end with the process that starts them."""
+"""Locate Flower's programs, and tie their lifetime to that of the process that starts them."""
 
 import os
 import shutil
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedsign.errors import EngineError
 
-# A script, and all that it starts, which end when the process that started it does, however that comes: a program of Flower's
-# waits for ever for a SuperLink that is gone if it is struck while sending.
+# A wrapper script that kills its process group when the starting process dies, however that happens: a Flower program
+# that is interrupted while sending waits forever for a SuperLink that is gone.
 _BOUND = """
 import os, runpy, select, signal, sys, threading
 
@@ -25,7 +25,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def find_program(name: str) -> str:
-    """One of Flower's console scripts: beside this interpreter, or on the path."""
+    """The path of one of Flower's console scripts, beside this interpreter or on PATH."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -34,5 +34,5 @@ def find_program(name: str) -> str:
 
 
 def bound(script: str) -> list[str]:
-    """A command that runs a Python script until this process ends; to be started in a session of its own."""
+    """A command that runs a Python script until this process ends; start it in a new session."""
     return [sys.executable, "-P", "-c", _BOUND, str(os.getpid()), script]

@@ -1,4 +1,4 @@
-"""What comes back for messages that were pushed, as it comes, and what comes too late: one loop for training and for evaluation."""
+"""Pull replies to pushed messages, on time and late: one loop for training and evaluation."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,27 +15,26 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked of whom; `partitions` in the order of the messages."""
+    """A batch of requests; `partitions` in the order of the messages."""
 
     what: str  # train, evaluate
     round: int
     partitions: Sequence[int]
 
 
-Watch = Callable[[Asked, Sequence[int]], None]  # is told, again and again, who has not replied yet
+Watch = Callable[[Asked, Sequence[int]], None]  # called repeatedly with the partitions that have not replied
 
 
 class Replies:
-    """Those of a grid; `is_remote`: of nodes in other processes, which a deadline cuts off even where others still reply.
+    """Replies of a grid.  `is_remote`: nodes are other processes, so a deadline cuts off even nodes that still reply.
 
-    A reply that nobody waits for any more is pulled all the same (`late`), since the SuperLink keeps it in memory until then.
+    Replies that are no longer needed are pulled too (`late`), since the SuperLink keeps them in memory until then.
     """
 
     def __init__(self, grid: Grid, watch: Watch = lambda asked, waiting: None, *, is_remote: bool = True) -> None:
         self._grid, self._watch, self._is_remote = grid, watch, is_remote
-        self._overdue: dict[
-            str, tuple[Asked, int] | None
-        ] = {}  # message id -> (what was asked, slot); None: not needed
+        # message id -> (request, slot); None: the reply is not needed
+        self._overdue: dict[str, tuple[Asked, int] | None] = {}
 
     def arrivals(
         self,
@@ -45,11 +44,11 @@ class Replies:
         deadline: float,
         asked_again: Callable[[int, Message], str | None] | None = None,
     ) -> Generator[tuple[int, Message | str], None, None]:
-        """(slot, reply) in order of arrival; (slot, why not) for what was not sent, or did not come in time.
+        """(slot, reply) in order of arrival; (slot, reason) for requests not sent and replies not in time.
 
-        `pushed` is what the grid said to the messages: HTTP grids mark with None what could not be pushed, and give nothing for a
-        batch that is too large.  `asked_again` may send another message in answer to a reply: its id, which is waited for in the
-        place of the reply.
+        `pushed` is the grid's result for the messages: HTTP grids return None for a message that they could not push,
+        and an empty list for a batch that is too large.  `asked_again` may send another message in response to a reply,
+        and returns its id: that reply is then waited for instead.
         """
         waiting: dict[str, int] = {}
         for slot, message_id in enumerate(pushed or [None] * len(asked.partitions)):
@@ -61,7 +60,7 @@ class Replies:
         try:
             while waiting:
                 next(steps)
-                is_over = time.monotonic() > deadline  # asked before the last pull, which takes what came in time
+                is_over = time.monotonic() > deadline  # before the last pull, which collects what came in time
                 self._watch(asked, [asked.partitions[slot] for slot in waiting.values()])
                 arrived = list(self._grid.pull_messages(list(waiting)))
                 for reply in arrived:
@@ -71,7 +70,7 @@ class Replies:
                     else:
                         waiting[message_id] = slot
                 if arrived:
-                    steps = pauses()  # short ones again
+                    steps = pauses()  # back to short pauses
                 if is_over and (self._is_remote or not arrived):
                     self._overdue |= {message_id: (asked, slot) for message_id, slot in waiting.items()}
                     slots = [*waiting.values()]
@@ -81,7 +80,7 @@ class Replies:
             self._overdue |= dict.fromkeys(waiting)
 
     def late(self) -> Iterator[tuple[Asked, int]]:
-        """What was asked and of which partition, of replies that have come since; what can come no more is forgotten."""
+        """(request, partition) of replies that have arrived too late; expired ones are dropped."""
         for reply in self._grid.pull_messages([*self._overdue]) if self._overdue else ():
             known = self._overdue.pop(reply.metadata.reply_to_message_id, None)
             if known is not None and not reply.has_error():
@@ -90,7 +89,7 @@ class Replies:
 
 
 def pauses() -> Iterator[None]:
-    """Endless; longer and longer pauses between its steps."""
+    """Endless generator with exponentially growing pauses between steps."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield

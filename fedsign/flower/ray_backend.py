@@ -1,7 +1,7 @@
-"""Flower's Ray backend, with what it takes to last: actors that die are replaced, and all of ray.init can be set.
+"""A fault-tolerant version of Flower's Ray backend: dead actors are replaced, and all of ray.init is configurable.
 
-Flower 1.41 differs: an actor whose process has died goes back to the pool, where every later message fails with it;
-`runtime_env` among the arguments of ray.init raises, since Flower passes its own.
+Differs from Flower 1.41: there, an actor whose process has died returns to the pool, where every later message to it
+fails; and `runtime_env` in the arguments of ray.init raises, since Flower passes its own.
 """
 
 import os
@@ -25,14 +25,14 @@ from fedsign.flower.shims import PARTITION_KEY, client_error, empty_run, ensure_
 
 
 class LastingRayBackend(RayBackend):
-    """See the module."""
+    """Flower's Ray backend with replacement of dead actors; see the module docstring."""
 
     def __init__(self, backend_config: dict[str, Any]) -> None:
         super().__init__(backend_config)
         self.start_timeout_s: float | None = backend_config.get("start_timeout_s")
 
     def init_ray(self, backend_config: dict[str, Any]) -> None:
-        """As Flower does, with the user's `runtime_env` merged into Flower's."""
+        """As in Flower, with the user's `runtime_env` merged into Flower's."""
         if ray.is_initialized():
             return
         given: dict[str, Any] = dict(backend_config.get("init_args") or {})
@@ -40,21 +40,21 @@ class LastingRayBackend(RayBackend):
             "worker_process_setup_hook": "fedsign.companions.import_packages",
             **given.pop("runtime_env", {}),
         }
-        # Ray's processes inherit the environment, but not what this process has added to its path.
+        # Ray's workers inherit the environment, but not changes to sys.path.
         python_path = os.pathsep.join([*sys.path, *filter(None, [os.environ.get("PYTHONPATH")])])
         os.environ["PYTHONPATH"] = python_path
         runtime_env["env_vars"] = {"PYTHONPATH": python_path, **runtime_env.get("env_vars", {})}
         ray.init(runtime_env=runtime_env, **{"include_dashboard": False, **given})
 
     def build(self, app_fn: Callable[[], ClientApp]) -> None:
-        """As Flower does, and wait for the actors: their start does not count against the first round's timeout."""
+        """As in Flower, then wait for the actors: their startup must not count against the first round's timeout."""
         super().build(app_fn)
         if self.pool is not None:
             started = [actor.__ray_ready__.remote() for actor in self.pool.pool]  # type: ignore[attr-defined]
             ray.wait(started, num_returns=len(started), timeout=self.start_timeout_s)
 
     def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
-        """As Flower does; in the place of an actor that has died comes a new one."""
+        """As in Flower, but an actor that has died is replaced by a new one."""
         pool, app = self.pool, self.app_fn
         if pool is None or app is None:
             raise EngineError("Ray has no actors yet: its backend was not built.")
@@ -79,10 +79,10 @@ def run_on_ray(
     num_nodes: int,
     backend_config: dict[str, Any],
 ) -> None:
-    """Run a server function against Flower's simulation runtime (Ray), in this process.
+    """Run a server function on Flower's simulation runtime (Ray), in this process.
 
-    The public `run_simulation` takes no run configuration and is deprecated; what it calls does, when
-    it is given an app's folder: clients then load the app's ClientApp and configuration from there.
+    The public `run_simulation` is deprecated and takes no run configuration.  The function behind it does, given an
+    app's folder, from which clients load the ClientApp and the configuration.
     """
     ensure_task_identity()
     run = empty_run()
@@ -91,7 +91,8 @@ def run_on_ray(
     server_app = ServerApp()
     server_app.main()(server_main)
     flowers_own = RayBackend
-    setattr(raybackend, "RayBackend", LastingRayBackend)  # noqa: B010 - Flower imports it when it starts, and takes no other
+    # Flower imports the backend class by this name on start, and accepts no other.
+    setattr(raybackend, "RayBackend", LastingRayBackend)  # noqa: B010
     try:
         _run_simulation(
             num_supernodes=num_nodes,

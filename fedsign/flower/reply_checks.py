@@ -1,4 +1,4 @@
-"""Whether a message can be used as the reply to a request; whatever a node sends is that node's failure alone."""
+"""Validate messages as replies to requests; whatever a node sends can only fail that node."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _MAX_DETAILS = 20_000  # characters of a client's traceback
 
 @dataclass(frozen=True, slots=True)
 class GoodReply:
-    """A message, decoded and addressed from its partition, the reply in it, and the tensors that came in place of its model."""
+    """An accepted message, decoded, with its source set to the partition; its reply, and the tensors as sent."""
 
     message: Message
     reply: TrainReply
@@ -42,10 +42,10 @@ def checked(
     max_examples: MaxExamples,
     encoding: UpdateEncoding | None,
 ) -> GoodReply:
-    """Decode a reply's tensors, once, and compare them with a model of these roles: names, shapes, types, finite values.
+    """Decode a reply's tensors once, and check their names, shapes, dtypes and finiteness against the model.
 
     Raises:
-        ReplyError: they do not fit, or it is not the reply to the request.
+        ReplyError: a check failed, or it is not a reply to this request.
     """
     partition = request.metadata.dst_node_id
     set_source(message, partition)
@@ -70,7 +70,7 @@ def read_reply(
     read: Callable[[Message], ReplyT],
     who: Callable[[int], str] = lambda partition: "",
 ) -> ReplyT | Failure:
-    """What `read` makes of a client's reply, or its failure, which begins with `who`; a text says why no reply came."""
+    """The result of `read`, or the client's failure, prefixed by `who`; a text in `came` says why no reply came."""
     details = ""
     if isinstance(came, str):
         reason = came

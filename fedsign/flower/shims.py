@@ -1,5 +1,6 @@
-"""The names of Flower 1.41 that we need and that are not public, each with the reason.  Look here first
-when Flower moves, and for Ray in `fedsign.flower.ray_backend`.
+"""Private names of Flower 1.41 that we need, each with the reason.
+
+Look here first when Flower changes; for Ray, see `fedsign.flower.ray_backend`.
 """
 
 import gc
@@ -25,17 +26,17 @@ RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 class MessageGrid(Grid):
-    """A Grid with Flower's older way to make a message, which the interface still asks for."""
+    """A Grid with the deprecated method for creating messages, which the interface still requires."""
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """The message itself; nothing is sent."""
+        """Create a message without sending it."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
 def ensure_task_identity() -> None:
-    """`Message(...)` reads who is speaking from a class that Flower fills only in its own processes."""
+    """`Message(...)` reads its sender from a class that Flower initializes only in its own processes."""
     if vars(TaskIdentity)["_run_id"] is None:
         TaskIdentity.task_id = 1
         TaskIdentity.run_id = IN_PROCESS_RUN_ID
@@ -43,34 +44,34 @@ def ensure_task_identity() -> None:
 
 
 def set_message_id(message: Message, message_id: str) -> None:
-    """Message ids are set by grids, through the metadata's dictionary (there is no setter)."""
+    """Set a message id, which is a grid's task; the metadata has no setter."""
     message.metadata.__dict__["_message_id"] = message_id
 
 
 def set_source(message: Message, node_id: int) -> None:
-    """Who a reply comes from, likewise."""
+    """Set the source of a reply; the metadata has no setter."""
     message.metadata.__dict__["_src_node_id"] = node_id
 
 
 def filled(record: RecordT, values: Mapping[str, Any]) -> RecordT:
-    """An empty record with values that are known to be of the right types: Flower looks at each of them, at length."""
+    """Fill an empty record with values of known types, skipping Flower's slow check of each value."""
     record.__dict__["_data"].update(values)
     return record
 
 
 def client_error(reason: str) -> Error:
-    """The error a client answers with."""
+    """The error with which a client answers."""
     return Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason)
 
 
 def empty_run() -> Run:
-    """A run for the grid in this process."""
+    """A run for the in-process grid."""
     return Run.create_empty(run_id=IN_PROCESS_RUN_ID)
 
 
 @contextmanager
 def quiet_flower(level: int = logging.WARNING) -> Iterator[None]:
-    """Keep Flower's log off the terminal; warnings and errors still show."""
+    """A context manager: mute Flower's log below `level`; warnings and errors still show."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(level)
@@ -82,8 +83,10 @@ def quiet_flower(level: int = logging.WARNING) -> Iterator[None]:
 
 @contextmanager
 def cheap_collections() -> Iterator[None]:
-    """Bulyan and QFedAvg collect all garbage after every reply (`to_numpy_ndarrays(keep_input=False)`), which takes a
-    quarter of a second each with torch loaded: what is there already need not be walked over again.
+    """A context manager: make garbage collections cheap by freezing all current objects.
+
+    Bulyan and QFedAvg collect garbage after every reply (`to_numpy_ndarrays(keep_input=False)`), which takes a quarter
+    of a second each with torch loaded.
     """
     gc.freeze()
     try:
@@ -94,7 +97,7 @@ def cheap_collections() -> Iterator[None]:
 
 @contextmanager
 def seeded_globals(seed: int, round: int) -> Iterator[None]:
-    """Foreign strategies sample with `random` and add noise with `numpy.random`: lend them seeded ones."""
+    """A context manager: seed the global `random` and `numpy.random`, from which foreign strategies draw."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     stream = integer(seed, Purpose.FOREIGN, round=round)
     random.seed(stream)

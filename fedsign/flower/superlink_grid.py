@@ -1,7 +1,7 @@
-"""The grid of a SuperLink, where a reply that is still being uploaded holds up no other.
+"""The grid of a SuperLink, in which a reply that is still being uploaded does not block the others.
 
-Flower's HttpGrid waits up to three minutes for the objects of one reply, as long as its site is unplugged; meanwhile the replies of
-the others expire.  This one takes what is there, and looks for the rest whenever it is asked again.
+Flower's HttpGrid waits up to three minutes for the objects of one reply, even if its site is unplugged; meanwhile, the
+others' replies expire.  This grid takes the available objects, and looks for the rest on the next pull.
 """
 
 import time
@@ -27,21 +27,21 @@ from flwr.superlink.grid import HttpGrid
 
 
 class _StillUploadedError(Exception):
-    """An object of a reply is not here yet."""
+    """An object of a reply has not arrived yet."""
 
 
 @dataclass(slots=True)
 class _Incoming:
-    """A reply that is on its way: its objects, and those of them that are here."""
+    """A reply in transit: its objects, and those already received."""
 
     message_id: str
-    answers: str  # the id of the message that it answers
+    answers: str  # id of the message to which it replies
     tree: ObjectTree
     held: dict[str, bytes] = field(default_factory=dict)
 
 
 class SuperLinkGrid(HttpGrid):
-    """See the module; `grid` is the ServerApp's, whose connection it takes over."""
+    """An HttpGrid with partial pulls, which takes over the connection of the ServerApp's `grid`."""
 
     def __init__(self, grid: HttpGrid) -> None:
         _ = grid._runtime_client  # connects the grid
@@ -49,16 +49,16 @@ class SuperLinkGrid(HttpGrid):
         self._incoming: list[_Incoming] = []
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies that are whole."""
+        """The replies that are complete."""
         asked = set(message_ids)
-        unknown = asked.difference(incoming.answers for incoming in self._incoming)  # it tells of a reply once
+        unknown = asked.difference(incoming.answers for incoming in self._incoming)  # announced only once
         found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=sorted(unknown)))
         for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             self._incoming.append(_Incoming(proto.metadata.message_id, proto.metadata.reply_to_message_id, tree))
         return list(self._whole(asked))
 
     def _whole(self, asked: set[str]) -> Iterator[Message]:
-        """Take what is there of the replies to these messages; yields those that need no more."""
+        """Pull the available objects of these replies; yields those that are complete or lost."""
         for incoming in [each for each in self._incoming if each.answers in asked]:
             try:
                 self._pull(incoming)
@@ -76,7 +76,7 @@ class SuperLinkGrid(HttpGrid):
         pull_objects(wanted, partial(_take, pull, incoming.held))
 
     def _received(self, incoming: _Incoming) -> Message:
-        """The message, whose content is its node's own: it may be none, or say that it answers another request."""
+        """The complete message.  Its content is untrusted: it may be invalid, or name another request."""
         self._forget(incoming.message_id)
         try:
             message = inflate_object_from_contents(incoming.message_id, incoming.held)
@@ -85,7 +85,7 @@ class SuperLinkGrid(HttpGrid):
         if not isinstance(message, Message) or message.metadata.reply_to_message_id != incoming.answers:
             return self._lost(incoming, "the reply is no reply to this request")
         message.metadata.__dict__["_message_id"] = incoming.message_id
-        if message.has_error():  # perhaps because no node has taken the request, whose model the SuperLink would keep
+        if message.has_error():  # if no node took the request, the SuperLink would keep its model
             self._forget(incoming.answers)
         return message
 
@@ -102,7 +102,7 @@ class SuperLinkGrid(HttpGrid):
 
 
 def _take(pull: Callable[[str], bytes], held: dict[str, bytes], object_id: str) -> bytes:
-    """Pull one object, once."""
+    """Pull one object, and keep it."""
     try:
         held[object_id] = pull(object_id)
     except ObjectUnavailableError as error:

@@ -1,12 +1,13 @@
-"""The tasks of a SuperNode, played in this process.
+"""Process the tasks of a SuperNode in this process.
 
-A SuperNode with `--isolation process` leaves it to others to play its messages.  Flower's own way is a fresh process for
-each message, which imports torch and makes the experiment's data anew.  `Tasks` is the same conversation with the SuperNode
-(`flwr.supernode.runtime.run_clientapp` of Flower 1.41, step by step), as often as wanted in one process.
+With `--isolation process`, a SuperNode leaves its messages to other processes.  Flower starts a new process per
+message, which imports torch and rebuilds the experiment's data.  `Tasks` follows the same protocol with the SuperNode
+(`flwr.supernode.runtime.run_clientapp` of Flower 1.41, step by step), but for any number of messages in one process.
 
-[Note: given up] A message is announced to the SuperNode before its content has come to the SuperLink.  Where the server ends in
-between, the SuperNode gives up its run and goes on, but hands out the task all the same, whose content never comes: flwr's
-pulling tries for two hours.  A SuperNode has one message at a time, so that another task means that it has given up this one.
+[Note: given up] A message is announced to the SuperNode before its content reaches the SuperLink.  If the server exits
+in between, the SuperNode drops that run and continues, but still hands out the task, whose content never comes; flwr
+keeps pulling for two hours.  A SuperNode has one message at a time, so a new task implies that the current one was
+given up.
 """
 
 import logging
@@ -40,32 +41,32 @@ _log = logging.getLogger("fedsign")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A message to play: the right to do so, and which app it is for."""
+    """A message to process: the token that grants access, and the app it is for."""
 
     token: str
     fab_hash: str
 
 
 class Tasks:
-    """The tasks of the SuperNode whose Runtime API is at `address`, on this machine and without TLS, as Flower's own are."""
+    """The tasks of the SuperNode whose Runtime API is at `address`, on this host and without TLS, as in Flower."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._client = self._connect(RuntimeVersionHttpInterceptor(component_name="flower-superexec"))
         self._apps: dict[str, ClientApp] = {}
-        self._early: Task | None = None  # taken while another one was waited for
+        self._early: Task | None = None  # acquired while the previous task was being pulled
 
     def next(self) -> Task:
-        """Wait for a task and take it."""
+        """Wait for a task and acquire it."""
         while (task := self._early or self._acquired()) is None:
             time.sleep(POLL_INTERVAL_S)
         self._early = None
         return task
 
     def play(self, task: Task) -> None:
-        """Pull the message, let the app answer it, push the answer; whatever the app raises is an answer too.
+        """Pull the message, let the app handle it, push the reply; an exception of the app becomes an error reply.
 
-        A message that the SuperNode has given up while it was pulled is not answered; see [Note: given up].
+        A message that the SuperNode gives up during the pull gets no reply; see [Note: given up].
         """
         own = RuntimeTokenHttpInterceptor(task.token)
         context: Context | None = None
@@ -82,7 +83,7 @@ class Tasks:
                     reply, why = _answer(lambda: self._app(run, fab), message, context)
                     push_message(client, reply, context)
             finally:
-                heartbeat.stop()  # one that comes later is refused, and Flower then interrupts this process
+                heartbeat.stop()  # before the output: Flower interrupts this process if a later heartbeat is refused
             push_task_output(client, context, SubStatus.FAILED if why else SubStatus.COMPLETED, why)
 
     def _acquired(self) -> Task | None:
@@ -92,7 +93,7 @@ class Tasks:
         return Task(token=answer.token, fab_hash=answer.task.fab_hash)
 
     def _pulled(self, client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab] | None:
-        """A task's input; None once there is another task, while the thread that pulls ends when its client is closed."""
+        """A task's input; None once another task is available.  The pulling thread ends when its client is closed."""
         puller = futures.ThreadPoolExecutor(max_workers=1)
         pulled = puller.submit(pull_task_input, client)
         puller.shutdown(wait=False)
@@ -103,7 +104,7 @@ class Tasks:
         return pulled.result()
 
     def _app(self, run: Run, fab: Fab) -> ClientApp:
-        """The app of a bundle, loaded once."""
+        """The app of a bundle (FAB), loaded once."""
         if fab.hash_str not in self._apps:
             install_from_fab(fab.content, skip_prompt=True)
             load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
@@ -121,10 +122,10 @@ class Tasks:
 
 
 def _answer(app: Callable[[], ClientApp], message: Message, context: Context) -> tuple[Message, str]:
-    """The app's reply; an error message and its reason where there is none."""
+    """The app's reply and an empty string; an error message and its reason if the app raised."""
     try:
         return app()(message=message, context=context), ""
-    except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
+    except Exception as error:  # noqa: BLE001 - reported to the server
         _log.exception("the ClientApp raised an exception")
         reason = failure_of(0, error).reason
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message), reason

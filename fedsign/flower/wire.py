@@ -1,9 +1,9 @@
 """Requests and replies as Flower messages, and back.
 
-A request is what the strategy wrote (arrays and a config record, whatever their keys) plus the record
-`route`, which PartitionGrid adds.  A reply is one ArrayRecord and one MetricRecord, as Flower's own
-strategies expect, plus the record `reply`, which only we read.  What travels besides a model (SCAFFOLD's
-control variates) is a second ArrayRecord, `besides`, either way.
+A request is what the strategy wrote (arrays and a config record, under any keys) plus the record `route`, which
+PartitionGrid adds.  A reply is one ArrayRecord and one MetricRecord, as Flower's own strategies expect, plus the record
+`reply`, which only we read.  Auxiliary tensors (SCAFFOLD's control variates) are a second ArrayRecord, `besides`, in
+both directions.
 """
 
 import json
@@ -20,9 +20,9 @@ from fedsign.flower.shims import client_error, filled
 from fedsign.records import Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest, failure_of
 
 ROUTE, REPLY, ARRAYS, METRICS, CONFIG, BESIDES = "route", "reply", "arrays", "metrics", "config", "besides"
-ROUND_KEY = "server-round"  # Flower's strategies write it
+ROUND_KEY = "server-round"  # written by Flower's strategies
 OBJECTIVE_KEY = "objective"
-NUM_EXAMPLES_KEY = "num-examples"  # Flower's strategies weight by it
+NUM_EXAMPLES_KEY = "num-examples"  # the default weight in Flower's strategies
 ROLL_CALL = "query.roll_call"
 SHUTDOWN = "query.shutdown"
 VERSIONS_KEY = "versions"  # in an answer to the roll call
@@ -33,7 +33,7 @@ RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 def objective_entry(spec: ObjectiveSpec) -> str:
-    """An objective as one value of a config record."""
+    """An objective as one value for a config record."""
     return json.dumps({"name": spec.name, "settings": dict(spec.settings)})
 
 
@@ -46,7 +46,7 @@ def route(
     encodings: Mapping[str, str],
     digests: Mapping[str, str],
 ) -> RecordDict:
-    """A request's content with the record that tells a node what it serves; `digests` as in TrainRequest."""
+    """A request's content with the routing record for its node; `digests` as in TrainRequest."""
     routed = RecordDict(dict(content))
     routed[ROUTE] = filled(
         ConfigRecord(),
@@ -63,7 +63,7 @@ def route(
 
 
 def unpack_request(message: Message) -> TrainRequest:
-    """A train message as a request."""
+    """Unpack a train message into a request."""
     content = message.content
     route_record = of_kind(content, ConfigRecord)[ROUTE]
     config = _strategy_config(content)
@@ -82,7 +82,7 @@ def unpack_request(message: Message) -> TrainRequest:
 
 
 def encodings_of(route_record: ConfigRecord) -> dict[str, str]:
-    """The unusual encodings that a request's route tells of."""
+    """The non-dense encodings in a request's routing record."""
     return dict(json.loads(str(route_record["encodings"])))
 
 
@@ -92,7 +92,7 @@ def round_of(message: Message) -> int:
 
 
 def pack_reply(reply: TrainReply, request: Message) -> Message:
-    """A reply as a message."""
+    """Pack a reply into a message."""
     key = next(iter(of_kind(request.content, ArrayRecord)))
     content = RecordDict(
         {
@@ -117,10 +117,10 @@ def pack_reply(reply: TrainReply, request: Message) -> Message:
 
 
 def unpack_reply(message: Message) -> TrainReply:
-    """A train reply from a message.
+    """Unpack a train reply.
 
     Raises:
-        ReplyError: it is not one of our clients' replies.
+        ReplyError: the message is not a reply of a FedSign client.
     """
     content = message.content
     try:
@@ -146,14 +146,16 @@ def unpack_reply(message: Message) -> TrainReply:
 
 
 def of_kind(content: RecordDict, kind: type[RecordT]) -> dict[str, RecordT]:
-    """The records of one kind.  Flower's own `array_records` and the like build a dictionary that checks and copies
-    every entry, on each access: for small models that took longer than the training.
+    """The records of one kind.
+
+    Flower's own `array_records` and the like build a dictionary that checks and copies every entry on each access,
+    which for small models took longer than training.
     """
     return {key: record for key, record in content.items() if isinstance(record, kind)}
 
 
 def arrays_of(content: RecordDict) -> ArrayRecord:
-    """The ArrayRecord of a message that holds the model."""
+    """The ArrayRecord that holds the model."""
     records = [record for key, record in of_kind(content, ArrayRecord).items() if key != BESIDES]
     if len(records) != 1:
         raise ReplyError(f"a message holds {len(records)} array records; expected is exactly one.")
@@ -161,18 +163,18 @@ def arrays_of(content: RecordDict) -> ArrayRecord:
 
 
 def besides(content: RecordDict) -> ArrayRecord:
-    """What travels besides the model; empty if nothing.  Its tensors have the encodings of their namesakes."""
+    """The auxiliary tensors; empty if there are none.  Their encodings are those of the parameters of the same name."""
     return of_kind(content, ArrayRecord)[BESIDES] if BESIDES in of_kind(content, ArrayRecord) else ArrayRecord()
 
 
 def replace_arrays(message: Message, tensors: Tensors) -> None:
-    """Other tensors in place of the model's."""
+    """Replace the model's tensors in a message."""
     key = next(key for key in of_kind(message.content, ArrayRecord) if key != BESIDES)
     message.content[key] = to_record(tensors)
 
 
 def decode(message: Message) -> None:
-    """Replace a request's or a reply's arrays by ones that hold tensors, so that they are decoded once."""
+    """Replace a message's plain arrays by TensorArrays, so they are decoded only once."""
     records = of_kind(message.content, ConfigRecord)
     record = records.get(ROUTE) or records.get(REPLY)
     encodings = json.loads(str(record["encodings"])) if record else {}
@@ -194,7 +196,7 @@ def encode_reply(message: Message) -> Message:
 
 
 def failure_reply(error: Exception | Failure, request: Message) -> Message:
-    """An error message: a sentence in the first line, the traceback below it."""
+    """An error message with the reason in its first line and the traceback below."""
     failure = failure_of(0, error) if isinstance(error, Exception) else error
     return Message(client_error(f"{failure.reason}\n{failure.details}"), reply_to=request)
 
@@ -206,7 +208,7 @@ def _strategy_config(content: RecordDict) -> ConfigRecord:
     raise ReplyError("a request holds no config record; a strategy has to send one with 'server-round'.")
 
 
-@lru_cache(maxsize=16)  # every reply of a run says the same
+@lru_cache(maxsize=16)  # the same for every reply of a run
 def _roles_text(roles: tuple[tuple[str, Role], ...]) -> str:
     return json.dumps({name: str(role) for name, role in roles})
 

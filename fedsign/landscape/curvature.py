@@ -1,8 +1,8 @@
 """The Hessian of the mean loss: products, trace and extreme eigenvalues, without ever writing it down.
 
 Trace: Hutchinson 1989, E[v^T H v] over v of independent signs; extreme eigenvalues: Lanczos' method as in
-`scipy.sparse.linalg.eigsh`.  BatchNorm uses the model's statistics and dropout is off, so that the loss is a function of the
-parameters alone.
+`scipy.sparse.linalg.eigsh`.  BatchNorm uses the model's statistics and dropout is off, so that the loss is a function
+of the parameters alone.
 """
 
 import copy

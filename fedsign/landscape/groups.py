@@ -2,8 +2,8 @@
 
 Paper: arXiv 2405.12489, section 3.2: ALL; CLF, the weights of the final classifier; FEAT, all but the final classifier;
 LAYER1, the first several blocks; CONV; BN.  The paper names no rule for "the first several": here they are
-the stage called `layer1`, or else the first quarter of the layers that have parameters.  CONV and BN are all parameters of
-convolutions and of BatchNorm.
+the stage called `layer1`, or else the first quarter of the layers that have parameters.  CONV and BN are all parameters
+of convolutions and of BatchNorm.
 """
 
 from fnmatch import fnmatchcase
@@ -23,7 +23,8 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def mask_of(group: str, model: nn.Module, layout: Layout) -> Tensor:
     """Which elements of the vector belong to a group, [D] of booleans.
 
-    A group is one of GROUPS, or a pattern of parameters' names such as `layer3.*` or `*.bias`; several patterns are joined by |.
+    A group is one of GROUPS, or a pattern of parameters' names such as `layer3.*` or `*.bias`; several patterns are
+    joined by |.
 
     Raises:
         ConfigError: the model has no such parameters.

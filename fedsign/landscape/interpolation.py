@@ -20,9 +20,9 @@ def between(
 ) -> tuple[Array, Values, dict[str, Any]]:
     """The line through two models [D]: lambdas in [-1, 2], values at them, and what is read off; 0 is the first, 1 the second.
 
-    Of `figure`: its values at the `first`, the `second` and in the `middle`; `midpoint_gap`, what the middle is better by than the
-    mean of the ends, below 0 where it is worse; `barrier`, the most that a point between the two is above the line that joins their
-    values, 0 if none is.
+    Of `figure`: its values at the `first`, the `second` and in the `middle`; `midpoint_gap`, what the middle is better
+    by than the mean of the ends, below 0 where it is worse; `barrier`, the most that a point between the two is above
+    the line that joins their values, 0 if none is.
 
     Raises:
         ConfigError: there are too few points.

@@ -1,8 +1,8 @@
 """How far the signs of two models agree, and how a step between them is distributed.
 
-Paper: arXiv 2405.12489, section 4: the same-sign ratio (SSR) of two models is the share of parameters with equal signs; 0 is a
-sign of its own.  Of a step eps = theta_2 - theta_1: mean, standard deviation and SSR with both ends, in the five groups
-BN Weight, CLF Weight, CLF Bias, Other Weight, Other Bias.
+Paper: arXiv 2405.12489, section 4: the same-sign ratio (SSR) of two models is the share of parameters with equal signs;
+0 is a sign of its own.  Of a step eps = theta_2 - theta_1: mean, standard deviation and SSR with both ends, in the five
+groups BN Weight, CLF Weight, CLF Bias, Other Weight, Other Bias.
 """
 
 import torch
