@@ -1,12 +1,13 @@
-"""What a step along a model's signs does to its hidden units and to a softmax classifier.
+"""The effect of a step along a model's signs on its hidden units and on a softmax classifier.
 
-Paper: arXiv 2405.12489, section 5 and Figure 29.  ReLU demonstration: for w = a h + delta, the pre-activation (w +
-lambda sign(w))^T h grows with lambda.  Confusion matrix: which hidden features are active (above 0) in theta_f and in
-theta_f + lambda |eps| sign(theta_f).
+Paper: arXiv 2405.12489, section 5 and Figure 29.  ReLU demonstration: for w = a h + delta, the pre-activation
+(w + lambda sign(w))^T h grows with lambda.  Confusion matrix: which hidden features are active (above 0) in theta_f and
+in theta_f + lambda |eps| sign(theta_f).
 
 Softmax: for logits W h and p = softmax(W h), the Hessian of a sample's cross-entropy is (diag(p) - p p^T) kron (h h^T),
-with trace sum_c p_c (1 - p_c) ||h||^2; noise with the signs of W makes p more decided, and so the trace smaller.  The
-paper's listing contracts gradient and Hessian with the moved weights; here, as in its text, it is the noise.
+with trace sum_c p_c (1 - p_c) ||h||^2.  Noise with the signs of W makes p more confident, which reduces the trace.
+Differs: the paper's listing contracts gradient and Hessian with the moved weights; here, as in its text, with the
+noise.
 
 n = samples, C = classes, d = features, P = points.
 """
@@ -28,9 +29,9 @@ from fedsign.seeding import Purpose, generator
 def activation_confusion(
     model: nn.Module, layout: Layout, centre: Tensor, moved: Tensor, features: Tensor, *, batch: int = 512
 ) -> Tensor:
-    """Counts [2, 2] of (sample, feature) of what goes into the model's head; `centre` and `moved` are models [D], in evaluation mode.
+    """Counts [2, 2] of (sample, feature) at the input of the model's head, for models [D] in evaluation mode.
 
-    Rows are of the centre, columns of the moved one: inactive, active.
+    Rows refer to `centre`, columns to `moved`; inactive first, then active.
     """
     counts, model = torch.zeros(4, dtype=torch.int64), copy.deepcopy(model).eval()
     with torch.no_grad():
@@ -47,8 +48,8 @@ def relu_demo(
 ) -> tuple[Array, Array]:
     """(w + lambda sign(w))^T h before and after ReLU, [lambdas, draws] each.
 
-    h [size] is drawn once from G(0, 1); w = alignment h + delta with delta ~ G(0, 1) drawn anew for each of the draws.
-    The paper does not say its size.
+    h [size] is drawn once from G(0, 1); w = alignment h + delta with a fresh delta ~ G(0, 1) for each draw.  The paper
+    does not state its size.
     """
     rng = generator(seed, Purpose.ANALYSIS, round=4)
     h = rng.standard_normal(size)
@@ -60,7 +61,7 @@ def relu_demo(
 def softmax_curve(
     weights: Array, noise: Array, features: Array, labels: NDArray[np.int64], lambdas: Array
 ) -> dict[str, Array]:
-    """Means over the samples at weights + lambda noise, each [P], of weights and noise [C, d], features [n, d], labels [n].
+    """Means over samples at weights + lambda noise, [P] each; weights and noise [C, d], features [n, d], labels [n].
 
     `spread` = sum_c p_c (1 - p_c); `trace` = tr H; `slope` = eps^T g; `curvature` = eps^T H eps; `loss`; `error`.
     """

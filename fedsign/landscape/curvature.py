@@ -1,8 +1,8 @@
-"""The Hessian of the mean loss: products, trace and extreme eigenvalues, without ever writing it down.
+"""Matrix-free curvature of the mean loss: Hessian-vector products, trace, and extreme eigenvalues.
 
-Trace: Hutchinson 1989, E[v^T H v] over v of independent signs; extreme eigenvalues: Lanczos' method as in
-`scipy.sparse.linalg.eigsh`.  BatchNorm uses the model's statistics and dropout is off, so that the loss is a function
-of the parameters alone.
+Trace: Hutchinson 1989, E[v^T H v] over random signs v.  Extreme eigenvalues: Lanczos' method, as in
+`scipy.sparse.linalg.eigsh`.  BatchNorm uses the model's statistics and dropout is off, so the loss is a function of the
+parameters alone.
 """
 
 import copy
@@ -23,27 +23,27 @@ from fedsign.tasks.base import Task, num_terms
 
 
 class Curvature:
-    """A model's loss on some samples around its parameters; the model is copied and stays as it is."""
+    """The loss of a model on some samples, around its parameters; works on a copy of the model."""
 
     def __init__(self, model: nn.Module, task: Task, samples: Samples, *, batch: int = 1024) -> None:
-        """Batches bound the memory; no result depends on them but by rounding."""
+        """`batch` limits memory; results depend on it only by rounding."""
         self.layout = Layout.of(model)
         self.centre = self.layout.vector(dict(model.named_parameters()))
         self._model, self._task, self._samples, self._batch = copy.deepcopy(model).eval(), task, samples, batch
 
     def gradient(self) -> Tensor:
-        """Of the mean loss, [D]."""
+        """The gradient of the mean loss, [D]."""
         return self._mean(lambda loss: grad(loss)(self.centre))
 
     def product(self, vector: Tensor) -> Tensor:
-        """H v [D], reverse over reverse, which more operations of torch know than forward over reverse."""
+        """H v, [D].  Reverse over reverse mode, which more of torch's operators support than forward over reverse."""
         return self._mean(lambda loss: vjp(grad(loss), self.centre)[1](vector)[0])
 
     def trace(self, *, draws: int = 32, seed: int = 0) -> tuple[float, float | None]:
-        """Hutchinson's estimate: the mean over draws, and the standard error of that mean (None for one draw).
+        """Hutchinson's estimate: the mean over draws, and its standard error (None for a single draw).
 
         Raises:
-            ConfigError: no draw was asked for.
+            ConfigError: `draws` is below 1.
         """
         if draws < 1:
             raise ConfigError(f"draws={draws} was given for the trace, but expected is 1 or more.")
@@ -59,7 +59,7 @@ class Curvature:
         """The `count` smallest and the `count` largest eigenvalues, ascending.
 
         Raises:
-            ConfigError: there are not so many, or Lanczos' method does not find them.
+            ConfigError: the model has too few parameters, or Lanczos' method does not converge.
         """
         size = self.layout.size
         if not 1 <= count < size:
@@ -82,7 +82,7 @@ class Curvature:
         return found
 
     def _mean(self, of: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> Tensor:
-        """Of something linear in the loss, over batches weighted by what their losses are means over."""
+        """The mean over batches of a quantity linear in the loss, weighted by the terms in each batch's loss."""
         total = torch.zeros_like(self.centre)
         features, targets = self._samples.features, self._samples.targets
         num = num_terms(self._task, targets)

@@ -1,23 +1,22 @@
-"""Directions: noise, what a model itself points to, and how long they are.
+"""Directions: random noise, directions derived from a model, and their scaling.
 
 Paper: arXiv 2405.12489, section 3.2 and appendix A.
 
-Noise: G(0,1), U(-1,1), uniform on {-1,0,1}; G(1,1), U(0,1), uniform on {0,1} and the constant 1, of which the last four
-have signs of one kind, mostly or only.  A direction's numbers come from the stream of (seed, its index); so direction 3
-is the same whatever is drawn beside it.
+Noise: G(0,1), U(-1,1), uniform on {-1,0,1}; G(1,1), U(0,1), uniform on {0,1} and the constant 1.  The last four have
+mostly or only positive elements.  A direction comes from the stream of (seed, its index), so direction 3 does not
+depend on what else is drawn.
 
-[Note: pairs] Of the first three noises -eps is as likely as eps, so the expected asymmetry is 0 whatever the model.
-Their draws are therefore antithetic pairs, eps and -eps, which costs nothing: the curve of -eps is that of eps read
-backwards.  A noise that carries signs of the model, or has more of one sign, is no such noise.  Of directions that
-chance has no part in there is one draw.
+[Note: pairs] For the first three noises, -eps is as likely as eps, so the expected asymmetry is 0 for any model.  They
+are drawn as antithetic pairs, eps and -eps, at no cost: the curve of -eps is that of eps reversed.  This does not hold
+for noise that carries signs of the model, or has more of one sign.  Deterministic directions are drawn once.
 
 Special directions: theta_0, theta_f, sign(theta_f), sign(theta_f - mu), sgp(theta_f), sgp(theta_f - mu), where mu is
 the mean of each parameter tensor and sgp(x) = 1 if x > 0, else 0.
 
 Scaling, NS: eps ||theta_f|| / ||eps||, with the norm of the whole vector.  Filter NS (Li et al. 2018, arXiv
-1712.09913): eps_ij ||theta_ij|| / ||eps_ij|| for each filter j of each layer i; a filter is what makes one output: a
-slice of a weight's first dimension, and each element of a vector such as a bias or BatchNorm's weights.  Where a
-direction is restricted to some parameters, theta's norm is that of these parameters alone.
+1712.09913): eps_ij ||theta_ij|| / ||eps_ij|| for each filter j of each layer i.  A filter produces one output: it is a
+slice along a weight's first dimension, or an element of a vector such as a bias or BatchNorm's weight.  For a direction
+restricted to some parameters, theta's norm is taken over these parameters only.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,16 +55,16 @@ NOISES: Mapping[str, tuple[str, Draw]] = {
     "binary": ("{0, 1}", _integers(0)),
     "ones": ("{1}", lambda size, rng, dtype: torch.ones(size, dtype=dtype)),
 }
-"""Name -> the paper's formula, and what draws it; in the paper's order."""
+"""Name -> the paper's formula and the drawing function, in the paper's order."""
 
 _SYMMETRIC = ("gaussian", "uniform", "ternary")
 
 
 def noise(name: str, size: int, *, seed: int, index: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A draw [size] of one of the seven.
+    """A draw [size] of one of the seven noises.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: the name is unknown.
     """
     if name not in NOISES:
         raise ConfigError(f"noise '{name}' is not known.{one_of(name, NOISES)}.")
@@ -74,13 +73,13 @@ def noise(name: str, size: int, *, seed: int, index: int = 0, dtype: torch.dtype
 
 
 def with_signs(eps: Tensor, theta: Tensor, *, fraction: float = 1.0, seed: int = 0, index: int = 0) -> Tensor:
-    """|eps| sign(theta) on a fraction of all elements, drawn at random, and eps on the others.
+    """|eps| sign(theta) on a random fraction of all elements, eps on the others.
 
-    Which elements are taken for a fraction are among those taken for a larger one.  An element of theta that is 0 has
-    no sign to give, and keeps eps.
+    The elements of a smaller fraction are a subset of those of a larger one.  Where theta is 0 there is no sign, and
+    eps is kept.
 
     Raises:
-        ConfigError: the fraction is none.
+        ConfigError: the fraction is not in [0, 1].
     """
     if not 0 <= fraction <= 1:
         raise ConfigError(f"a fraction of signs of {fraction} was given, but expected is a number from 0 to 1.")
@@ -100,7 +99,7 @@ def is_symmetric(name: str, signs: float | None = None) -> bool:
 
 
 def is_random(name: str, signs: float | None = None) -> bool:
-    """Whether two draws differ: of the constant only where a part of its elements, drawn at random, gets signs."""
+    """Whether two draws differ; for the constant 1, only if a random part of its elements gets signs."""
     return name in NOISES and (name != "ones" or signs not in (None, 0, 1))
 
 
@@ -116,10 +115,10 @@ SPECIAL: Mapping[str, str] = {
 
 
 def special(name: str, layout: Layout, theta: Tensor, initial: Tensor | None = None) -> Tensor:
-    """One of the six directions [D] of a model theta [D]; `initial` is what its training began with.
+    """One of the six special directions [D] of a model theta [D]; `initial` is the model before training.
 
     Raises:
-        ConfigError: there is none of that name, or the initial model is asked for and not known.
+        ConfigError: the name is unknown, or the initial model is needed but not known.
     """
     base = centred(layout, theta) if name.endswith("_centred") else theta
     match name.removesuffix("_centred"):
@@ -141,12 +140,12 @@ def special(name: str, layout: Layout, theta: Tensor, initial: Tensor | None = N
 
 
 def centred(layout: Layout, theta: Tensor) -> Tensor:
-    """theta minus the mean of each tensor."""
+    """theta minus the mean of each parameter tensor."""
     return torch.cat([theta[place] - theta[place].mean() for place in layout.places().values()])
 
 
 class Scaling(StrEnum):
-    """How a direction is scaled before it is multiplied by s and lambda."""
+    """Scaling of a direction before it is multiplied by s and lambda."""
 
     RAW = "raw"
     NORM = "norm"
@@ -154,7 +153,7 @@ class Scaling(StrEnum):
 
 
 def scaled(layout: Layout, eps: Tensor, theta: Tensor, scaling: Scaling, *, where: Tensor | None = None) -> Tensor:
-    """A direction [D], scaled; 0 outside `where` [D], a mask.  A direction of zeros stays one."""
+    """A scaled direction [D], 0 outside the mask `where` [D].  A zero direction stays zero."""
     if where is not None:
         eps, theta = eps * where, theta * where
     match scaling:

@@ -1,6 +1,6 @@
-"""Curves along several draws of a noise: which of them are independent, and how well they know their mean.
+"""Curves along several draws of a noise: independent ones, and the interval of their mean.
 
-See [Note: pairs] in directions.py.  Plain NumPy, since a run's page asks for it.
+See [Note: pairs] in directions.py.  Plain NumPy, since a run's page uses it.
 """
 
 import numpy as np
@@ -11,12 +11,12 @@ Array = NDArray[np.float64]
 
 
 def independent(values: Array, *, is_paired: bool) -> Array:
-    """Curves [draws, ..., lambdas], none of which depends on another one: of a pair, the mean of its two curves."""
+    """Independent curves [draws, ..., lambdas]: a pair counts as one, the mean of its two curves."""
     return (values + values[..., ::-1]) / 2 if is_paired else values
 
 
 def band(values: Array) -> tuple[Array, Array] | None:
-    """The mean's 95 % interval (Student's t) at each lambda, of independent curves [draws, lambdas]; None of one."""
+    """The 95 % interval (Student's t) of the mean of independent curves [draws, lambdas]; None for a single curve."""
     num = len(values)
     if num < 2:
         return None

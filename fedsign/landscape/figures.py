@@ -1,4 +1,4 @@
-"""Valleys as charts, one for each scale, for papers and for a run's page; surfaces are in surfaces.py."""
+"""Charts of valleys, one per scale, for papers and a run's page; surfaces are in surfaces.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ COLOR_OF = (
     *("gaussian", "uniform", "ternary", "gaussian_1", "uniform_01", "binary", "ones"),
     *("initial", "final", "sign", "sign_centred", "sgp", "sgp_centred"),
 )
-"""Directions by their color, which is the same in all charts, whatever is drawn beside them."""
+"""Directions in the order of their colors, so each has the same color in all charts."""
 
 OWN = "evaluated, own statistics"
 _ABOUT = (
@@ -27,7 +27,7 @@ _ABOUT = (
 )
 _BANDS = "Bands are 95 % intervals of the mean over independent draws (Student's t)."
 _THIN = "Thin lines are single draws."
-_MOST_THIN = 2  # directions with thin lines: of more the bands alone are seen
+_MOST_THIN = 2  # directions with thin lines for single draws; with more, only bands are drawn
 _PAIRS = (
     "Of a symmetric noise each draw is taken both ways, ε and -ε, so that the mean is symmetric whatever the model."
 )
@@ -36,12 +36,12 @@ _SCALINGS = {
     "filter": "as long as the model itself, filter by filter",
     "raw": "taken as it was drawn",
 }
-_TALLEST = 30.0  # of a loss, in multiples of what the centre and chance have: beyond it a curve leaves the picture
+_TALLEST = 30.0  # limit of the axis, in multiples of the median value; higher parts of a curve are cut off
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Line:
-    """The curves of one direction: those drawn, and what is independent of them, [draws, scales, points] each."""
+    """The curves of one direction: all drawn ones, and the independent ones, [draws, scales, points] each."""
 
     label: str
     color: int
@@ -50,22 +50,22 @@ class _Line:
 
 
 def valley_figures(found: Found) -> dict[str, Draw]:
-    """What -> what draws it: the error, for classes, and the loss."""
+    """Drawing functions of a valley by measure: error (for classes) and loss."""
     return {what: partial(draw, *valley_charts(found, what)) for what in measures(found)}
 
 
 def path_figures(found: Found) -> dict[str, Draw]:
-    """What -> what draws it, of the line through two models."""
+    """Drawing functions of the line through two models, by measure."""
     return {what: partial(draw, path_chart(found, what)) for what in measures(found)}
 
 
 def measures(found: Found) -> list[str]:
-    """The error, for classes, and the loss."""
+    """The available measures: error (for classes) and loss."""
     return [name for name in ("error", "loss") if name in found.arrays]
 
 
 def valley_charts(found: Found, what: str) -> list[Chart]:
-    """A chart for each scale: the mean over a direction's draws with its interval, and each draw as a thin line."""
+    """One chart per scale: for each direction the mean over draws with its interval, and single draws as thin lines."""
     lines, x = _lines(found, what), found.arrays["lambda"].tolist()
     means = {line.label: line.independent.mean(0) for line in lines}
     seen = _seen(np.stack([*means.values()]), _tallest(found.arrays[what]))
@@ -105,7 +105,7 @@ def valley_charts(found: Found, what: str) -> list[Chart]:
 
 
 def length(facts: Row) -> str:
-    """What steps are measured in: the norm of what moves; empty where directions are as they were drawn."""
+    """The unit of steps: the norm of what is moved; empty for unscaled directions."""
     of = "" if facts.get("group", "ALL") == "ALL" else f" of {facts['group']}"
     return "" if facts.get("scaling") == "raw" else f"‖θf‖{of}"
 
@@ -117,7 +117,7 @@ def _lambda(found: Found, scale: float) -> str:
 
 
 def _about(found: Found, what: str, lines: Sequence[_Line], *, are_thin: bool) -> str:
-    """What the charts show, in words."""
+    """A description of the charts."""
     facts = found.facts
     told = [_ABOUT.format(what=what, scaling=_SCALINGS[facts["scaling"]], num=facts["num_samples"])]
     if any(len(line.drawn) > 1 for line in lines):
@@ -128,7 +128,7 @@ def _about(found: Found, what: str, lines: Sequence[_Line], *, are_thin: bool) -
 
 
 def centre_in_words(found: Found, what: str) -> str:
-    """With BatchNorm, which model is which; empty without."""
+    """With BatchNorm, the difference between the recalibrated and the evaluated model; otherwise empty."""
     own = found.facts.get("own_centre", {}).get(what)
     if own is None:
         return ""
@@ -140,7 +140,7 @@ def centre_in_words(found: Found, what: str) -> str:
 
 
 def path_chart(found: Found, what: str) -> Chart:
-    """The line through two models, which are marked."""
+    """The line through two models, with both marked."""
     lambdas, values = found.arrays["lambda"].tolist(), found.arrays[what]
     name = f"test {what}, recalibrated" if "own_ends" in found.facts else f"test {what}"
     ends = [each[what] for each in found.facts.get("own_ends", ())]
@@ -155,7 +155,7 @@ def path_chart(found: Found, what: str) -> Chart:
 
 
 def _lines(found: Found, what: str) -> list[_Line]:
-    """In the order of the rows."""
+    """The curves of each direction, in the order of the rows."""
     owners = [(row["direction"], row["label"], row.get("is_paired", False)) for row in found.rows]
     owners = owners[:: len(found.facts["scales"])]
     lines = []
@@ -178,12 +178,12 @@ def _listed(values: Any) -> list[float]:
 
 
 def _seen(values: NDArray[Any], limit: float) -> list[float]:
-    """What an axis of values has to hold."""
+    """The values that the axis must include."""
     seen: list[float] = values[np.isfinite(values) & (values <= limit)].tolist()
     return seen
 
 
 def _tallest(values: NDArray[Any]) -> float:
-    """Where the axis of values ends, if some of them dwarf the rest."""
+    """The limit of the axis, for values among which some are far larger than the rest."""
     finite = values[np.isfinite(values)]
     return _TALLEST * float(np.median(finite)) if finite.any() else np.inf

@@ -1,4 +1,4 @@
-"""Groups of parameters by what they are for, to which noise can be restricted.
+"""Groups of parameters by role, to which noise can be restricted.
 
 Paper: arXiv 2405.12489, section 3.2: ALL; CLF, the weights of the final classifier; FEAT, all but the final classifier;
 LAYER1, the first several blocks; CONV; BN.  The paper names no rule for "the first several": here they are
@@ -21,9 +21,9 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def mask_of(group: str, model: nn.Module, layout: Layout) -> Tensor:
-    """Which elements of the vector belong to a group, [D] of booleans.
+    """A boolean mask [D] of a group's elements in the parameter vector.
 
-    A group is one of GROUPS, or a pattern of parameters' names such as `layer3.*` or `*.bias`; several patterns are
+    A group is one of GROUPS, or a pattern of parameter names such as `layer3.*` or `*.bias`; several patterns are
     joined by |.
 
     Raises:
@@ -64,12 +64,12 @@ def _members(group: str, model: nn.Module) -> set[str]:
 
 
 def owners_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Name of each parameter -> the module that it belongs to."""
+    """Parameter name -> the module that owns it."""
     return {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in model.named_parameters()}
 
 
 def head_of(model: nn.Module) -> nn.Module | None:
-    """The final classifier; None where there is none."""
+    """The final classifier; None if the model has none."""
     try:
         return classifier_of(model)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Between two minima and beyond, and soups of many.
+"""Linear interpolation and extrapolation between two models, and model soups.
 
 Paper: arXiv 2405.12489, section 4: (1 - lambda) theta_1 + lambda theta_2 for lambda in [-1, 2]; the gap of a soup is
 Acc(0.5 A + 0.5 B) - 0.5 (Acc(A) + Acc(B)).  Barrier: Frankle et al. 2020 (arXiv 1912.05671).
@@ -18,14 +18,14 @@ from fedsign.landscape.landscape import Array, Landscape, Values, grid
 def between(
     landscape: Landscape, first: Tensor, second: Tensor, *, points: int = 61
 ) -> tuple[Array, Values, dict[str, Any]]:
-    """The line through two models [D]: lambdas in [-1, 2], values at them, and what is read off; 0 is the first, 1 the second.
+    """The line through two models [D]: lambdas in [-1, 2], values there, and summary metrics; 0 is the first model.
 
-    Of `figure`: its values at the `first`, the `second` and in the `middle`; `midpoint_gap`, what the middle is better
-    by than the mean of the ends, below 0 where it is worse; `barrier`, the most that a point between the two is above
-    the line that joins their values, 0 if none is.
+    The metrics are in terms of `figure`: its values at the `first`, the `second` and in the `middle`; `midpoint_gap`,
+    by how much the middle is better than the mean of the ends, negative if worse; `barrier`, the largest height of a
+    point between the two above the chord of their values, at least 0.
 
     Raises:
-        ConfigError: there are too few points.
+        ConfigError: `points` is below 3.
     """
     if points < 3:
         raise ConfigError(f"{points} points from -1 to 2 were asked for, but expected are 3 or more.")
@@ -50,7 +50,7 @@ def between(
 
 
 def soup_gap(landscape: Landscape, models: Sequence[Tensor]) -> float:
-    """Mean error (or loss) of models [D] minus that of their soup, which is their mean: above 0, the soup is better."""
+    """Mean error (or loss) of models [D] minus that of their soup, the mean model; positive if the soup is better."""
     soup = torch.stack(list(models)).mean(0)
     *own, mixed = landscape.at(torch.stack([*models, soup])).main()[1].tolist()
     return float(sum(own) / len(own) - mixed)

@@ -1,15 +1,15 @@
-"""Loss and error of a model at many points of its parameters' space.
+"""Loss and error of a model at many points of its parameter space.
 
-Points are `centre + coefficients @ directions`.  Two ways, which agree to rounding:
+Points are `centre + coefficients @ directions`.  There are two ways to evaluate them, equal up to rounding:
 
-- stacked: some points at a time as one model with parameters [P, ...] (`torch.func`), within a budget of bytes;
-- one by one, in one working copy of the model: what convolutions on a CPU are faster with, and whatever
-  `torch.func.vmap` cannot map.
+- stacked: several points at once as one model with parameters [P, ...] (`torch.func`), within a memory budget;
+- one by one, in a single working copy of the model: faster for convolutions on a CPU, and for models that
+  `torch.func.vmap` does not support.
 
-[Note: BatchNorm] At every point the running statistics are cleared, `statistics` go forward once, and the point is then
-evaluated with what they left (arXiv 2405.12489, section 3.2); without `statistics` the model's own stay.  So the centre
-is not the model that a run evaluated, which is why both are shown.  The statistics are means over batches of
-`statistics_batch` samples, all counted alike, as BatchNorm's own with momentum=None.  Dropout is off throughout.
+[Note: BatchNorm] At every point, running statistics are reset and recomputed in one pass over `statistics`, and the
+point is evaluated with them (arXiv 2405.12489, section 3.2).  Without `statistics`, the model's own are kept.  The
+centre therefore differs from the model that a run evaluated, and both are shown.  Statistics are unweighted means over
+batches of `statistics_batch` samples, as in BatchNorm with momentum=None.  Dropout is always off.
 
 D = number of parameters, P = points, K = directions.
 """
@@ -33,31 +33,31 @@ from fedsign.models.channels_last import laid_out, prepare
 from fedsign.tasks.base import KeepingTask, Task
 
 Array = NDArray[np.float64]
-_MOST_ON_A_CPU = 32  # points of a stack: larger ones are slower
-_CACHE_BYTES = 2**22  # of a CPU: what a step makes of more than that leaves its caches
+_MOST_ON_A_CPU = 32  # points per stack; larger stacks are slower
+_CACHE_BYTES = 2**22  # activations beyond that fall out of a CPU's cache
 
 
 @dataclass(frozen=True)
 class Values:
-    """Mean loss and error (the share of samples whose class is wrong) of points, [P] or [Q, P] each.
+    """Mean loss and error (share of misclassified samples) of points, [P] or [Q, P] each.
 
-    `error` is None for outputs that are no classes.
+    `error` is None for outputs that are not classes.
     """
 
     loss: Array
     error: Array | None
 
     def main(self) -> tuple[str, Array]:
-        """The figure that valleys are about: the error, or the loss where there is none; with its name."""
+        """The metric of valleys with its name: the error, or the loss if there is none."""
         return ("loss", self.loss) if self.error is None else ("error", self.error)
 
     def arrays(self) -> dict[str, Array]:
-        """The figures that there are, by name."""
+        """The available metrics, by name."""
         return {"loss": self.loss} if self.error is None else {"loss": self.loss, "error": self.error}
 
 
 class Landscape:
-    """A model's surroundings, seen on some samples; the model itself is copied and stays as it is."""
+    """The surroundings of a model on some samples; works on a copy of the model."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Landscape:
         statistics_batch: int = 100,
         max_bytes: int = 2**28,
     ) -> None:
-        """See the module; `statistics` are features [m, ...] for BatchNorm, without which it keeps the model's own.
+        """`statistics` are features [m, ...] for BatchNorm; without them, it keeps the model's statistics.
 
-        `max_bytes` bound what a stack of points takes in memory: parameters and activations.
+        `max_bytes` limits the memory of a stack of points, parameters and activations together.
 
         Raises:
-            ConfigError: there is nothing to evaluate on, or nothing that could be varied.
+            ConfigError: there are no samples, the model has no parameters, or it has diverged.
         """
         if not len(samples.features):
             raise ConfigError("no samples were given for the landscape, but expected is at least one.")
@@ -89,7 +89,7 @@ class Landscape:
         self._model = copy.deepcopy(model).eval()
         self._task, self._samples, self._max_bytes = task, samples, max_bytes
         norms = [each for each in self._model.modules() if isinstance(each, BATCH_NORMS) and each.track_running_stats]
-        self._norms = [] if statistics is None else norms  # whose statistics are taken anew
+        self._norms = [] if statistics is None else norms  # modules whose statistics are recomputed
         self._statistics: Sequence[Tensor] = ()
         if statistics is not None and norms:
             self._statistics = statistics.tensor_split(-(-len(statistics) // statistics_batch))
@@ -100,7 +100,7 @@ class Landscape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Numbers of parameters, of samples that a point is evaluated on, and of samples for BatchNorm (0 without)."""
+        """Numbers of parameters, of samples per point, and of samples for BatchNorm (0 without)."""
         return {
             "num_parameters": self.layout.size,
             "num_samples": len(self._samples.features),
@@ -108,7 +108,7 @@ class Landscape:
         }
 
     def along(self, directions: Sequence[Tensor], coefficients: Tensor, *, centre: Tensor | None = None) -> Values:
-        """Values at centre + coefficients [P, K] @ directions (K of [D]); the centre is the model's own without one."""
+        """Values at centre + coefficients [P, K] @ directions (K of [D]); the centre defaults to the model."""
         centre = self.centre if centre is None else centre
         stack = torch.stack(list(directions)).to(centre)
         weights = coefficients.to(centre)
@@ -129,18 +129,18 @@ class Landscape:
         return self.centre.device.type == "cpu" and any(isinstance(module, kinds) for module in self._model.modules())
 
     def _can_be_stacked(self) -> bool:
-        """Whether `vmap` maps the model; both ways give the same, so that nobody has to be told."""
+        """Whether `vmap` supports the model; both ways give the same values, so there is no need for a warning."""
         try:
             with torch.no_grad():
                 points = self.layout.tensors(self.centre.expand(2, -1))
                 buffers = {name: buffer.expand(2, *buffer.shape) for name, buffer in self._model.named_buffers()}
                 self._outputs(points, buffers, self._samples.features[:2])
-        except RuntimeError:  # what torch.func raises for all that it cannot do
+        except RuntimeError:  # raised by torch.func for anything unsupported
             return False
         return True
 
     def _alone(self, point: Tensor) -> Values:
-        """One point, in the working copy."""
+        """Evaluate one point in the working copy."""
         with torch.no_grad():
             own = dict(self._model.named_parameters())
             torch._foreach_copy_(list(own.values()), list(self.layout.tensors(point).values()))
@@ -151,18 +151,18 @@ class Landscape:
             return self._values(outputs)
 
     def _collect_statistics(self, forward: Callable[[Tensor], object]) -> None:
-        """See [Note: BatchNorm]; `forward` passes a batch through the model, whose running statistics are cleared."""
+        """Recompute BatchNorm's statistics by [Note: BatchNorm]; `forward` runs a batch through the model."""
         for module in self._norms:
             module.train()
         for number, batch in enumerate(self._statistics, start=1):
             for module in self._norms:
-                module.momentum = 1 / number  # the mean of what was seen so far
+                module.momentum = 1 / number  # makes the running statistics the mean over batches so far
             forward(batch)
         for module in self._norms:
             module.eval()
 
     def _stacked(self, centre: Tensor, directions: Tensor, weights: Tensor) -> Values:
-        """Some points at once."""
+        """Evaluate several points at once."""
         with torch.no_grad():
             points = torch.addmm(centre, weights, directions)
             parameters = self.layout.tensors(points)
@@ -171,7 +171,7 @@ class Landscape:
             return self._values(self._outputs(parameters, buffers, batch) for batch in batches)
 
     def _outputs(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Tensor) -> Tensor:
-        """[P, n, ...]."""
+        """Outputs [P, n, ...] of a batch."""
 
         def call(own: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
             found: Tensor = functional_call(self._model, (own, state), (batch,))
@@ -190,7 +190,7 @@ class Landscape:
         return found
 
     def _values(self, batches: Iterable[Tensor]) -> Values:
-        """Of the outputs [P, b, ...] of all batches in turn, of which is kept what the task keeps."""
+        """Values from the outputs [P, b, ...] of all batches, reduced per batch where the task supports it."""
         task, targets = self._task, self._samples.targets.to(self.centre.device)
         found: list[Tensor] = []
         start = 0
@@ -214,19 +214,19 @@ class Landscape:
         yield from features.split(max(32, budget // max(1, num_points * self._bytes_per_sample)))
 
     def _chunk(self) -> int:
-        """How many points a stack holds: half of the budget is for parameters, thrice since they are made and used."""
+        """Points per stack; half of the budget is for their parameters, up to three copies of them at once."""
         fitting = max(1, self._max_bytes // 2 // (3 * self.centre.numel() * self.centre.element_size()))
         return min(fitting, _MOST_ON_A_CPU) if self.centre.device.type == "cpu" else fitting
 
 
 def joined(parts: Sequence[Values]) -> Values:
-    """Values [P] one after the other."""
+    """Concatenate values [P]."""
     errors = [part.error for part in parts if part.error is not None]
     return Values(np.concatenate([part.loss for part in parts]), np.concatenate(errors) if errors else None)
 
 
 def grid(*axes: Sequence[float]) -> Tensor:
-    """Coefficients [P, K] of all combinations of K axes, the last one fastest; float64.
+    """Coefficients [P, K] of all combinations of K axes in float64; the last axis varies fastest.
 
     >>> grid([0, 1], [5, 6]).tolist()
     [[0.0, 5.0], [0.0, 6.0], [1.0, 5.0], [1.0, 6.0]]
@@ -235,7 +235,7 @@ def grid(*axes: Sequence[float]) -> Tensor:
 
 
 def _activation_bytes(model: nn.Module, features: Tensor) -> int:
-    """The most that a layer takes in and gives out for one sample."""
+    """The largest input plus output of any layer, for one sample."""
     seen = [0]
 
     def note(module: nn.Module, given: tuple[object, ...], made: object) -> None:

@@ -1,4 +1,4 @@
-"""The valleys of a run on its page, where `fedsign analyse` has left some."""
+"""The section of a run's page with its valleys, if `fedsign analyse` has been run."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ _PICTURES = {"surface": "Surface", "trajectory": "Trajectory of the training"}
 
 
 def section(run: Run) -> Section | None:
-    """A chart for each scale of a valley; the surface and the trajectory as pictures."""
+    """A chart per scale of a valley; surface and trajectory as pictures."""
     folder = run.path / "analysis"
     found = {kind: path for kind in ("valley", *_PICTURES) if (path := folder / f"{kind}.json").exists()}
     if not found:
         return None
     from fedsign.landscape.figures import measures, valley_charts
-    from fedsign.report.analysis import read_found  # only now, since they take NumPy
+    from fedsign.report.analysis import read_found  # imported late: needs NumPy
 
     pictures = [picture for kind, path in found.items() if kind in _PICTURES for picture in _pictures(kind, path)]
     if "valley" not in found:
@@ -25,7 +25,7 @@ def section(run: Run) -> Section | None:
 
 
 def _pictures(kind: str, path: Path) -> list[Picture]:
-    """Of the error, or else of the loss; of a trajectory of the loss, which is what it went down."""
+    """The picture of the error, otherwise of the loss; for a trajectory of the loss, which training minimizes."""
     from fedsign.landscape.figures import measures
     from fedsign.landscape.surfaces import in_words_of
     from fedsign.report.analysis import read_found

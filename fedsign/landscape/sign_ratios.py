@@ -1,4 +1,4 @@
-"""How far the signs of two models agree, and how a step between them is distributed.
+"""Agreement of signs between two models, and the distribution of the step between them.
 
 Paper: arXiv 2405.12489, section 4: the same-sign ratio (SSR) of two models is the share of parameters with equal signs;
 0 is a sign of its own.  Of a step eps = theta_2 - theta_1: mean, standard deviation and SSR with both ends, in the five
@@ -16,7 +16,7 @@ _KINDS, _PARTS = ("BN", "CLF", "Other"), ("weight", "bias")
 
 
 def same_sign_ratio(first: Tensor, second: Tensor, *, where: Tensor | None = None) -> float:
-    """The share of elements of two vectors [D] with equal signs, of those in a mask [D]; NaN of none.
+    """The share of elements of two vectors [D] with equal signs, within a mask [D]; NaN for an empty mask.
 
     >>> same_sign_ratio(torch.tensor([1.0, -2.0, 0.0, 3.0]), torch.tensor([5.0, 1.0, 0.0, 1.0]))
     0.75
@@ -27,7 +27,7 @@ def same_sign_ratio(first: Tensor, second: Tensor, *, where: Tensor | None = Non
 
 
 def step_by_group(model: nn.Module, layout: Layout, first: Tensor, second: Tensor) -> list[dict[str, str | float]]:
-    """The step from the first model to the second, group by group; groups that the model does not have are left out.
+    """The step from the first model to the second, by group; groups that the model lacks are left out.
 
     `ssr_start`, `ssr_end`: same-sign ratio of the step with its start and its end.
     """
@@ -49,7 +49,7 @@ def step_by_group(model: nn.Module, layout: Layout, first: Tensor, second: Tenso
 
 
 def _masks(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """The groups that the model has, in the paper's order."""
+    """Masks of the groups that the model has, in the paper's order."""
     owners, head = owners_of(model), head_of(model)
     masks = {f"{kind} {part}": torch.zeros(layout.size, dtype=torch.bool) for kind in _KINDS for part in _PARTS}
     for name, place in layout.places().items():

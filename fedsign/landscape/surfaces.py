@@ -1,7 +1,7 @@
-"""The landscape over a plane, as height lines and in relief; with the path of a training on it, where there is one.
+"""The landscape over a plane as contour lines and as a relief, with the trajectory of the training if there is one.
 
-Heights are logarithmic, as a loss that rises a hundredfold hides its basin otherwise; so are the lines and the color
-bar.  After Figures 1, 5 and 9 of Li et al. 2018 (arXiv 1712.09913).
+Heights, contour levels and the color bar are logarithmic: a loss that rises a hundredfold would hide its basin
+otherwise.  After Figures 1, 5 and 9 of Li et al. 2018 (arXiv 1712.09913).
 """
 
 import math
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 3), (1,))  # of a decade, the finest first
+_STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 3), (1,))  # levels per decade, finest first
 _MOST_LEVELS = 14
-_TALLEST = 300.0  # heights, in multiples of the lowest: what is above is drawn at the top
-_LEAST_RISE = 1.05  # from the lowest height to the top of the picture
+_TALLEST = 300.0  # limit of heights, in multiples of the lowest; higher values are clipped
+_LEAST_RISE = 1.05  # smallest ratio of the top of the picture to the lowest height
 _HALO, _PATH = "#1c2127", "#ff9d5c"
 
 
 def surface_figures(found: Found) -> dict[str, Draw]:
-    """What -> what draws it: the error, for classes, and the loss."""
+    """Drawing functions by measure: error (for classes) and loss."""
     return {what: partial(draw_surface, found, what) for what in measures(found)}
 
 
 def draw_surface(found: Found, what: str) -> "Figure":
-    """Height lines on the left, the relief on the right, one color bar for both."""
+    """Contour lines on the left, the relief on the right, with a common color bar."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
 
     x, y, z = heights(found, what)
     low, high = float(z.min()), float(z.max())
-    top = max(high, _LEAST_RISE * low)  # of a plane that is flat
+    top = max(high, _LEAST_RISE * low)  # keeps a range for a flat plane
     levels, norm = log_levels(low, top), LogNorm(vmin=low, vmax=top)
     drawn = empty(3.1, width=PAGE)
     flat = drawn.add_subplot(1, 2, 1)
@@ -57,7 +57,7 @@ def draw_surface(found: Found, what: str) -> "Figure":
 
 
 def heights(found: Found, what: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Columns, rows and heights above 0: no error is drawn as half a sample's, what dwarfs the rest at the top."""
+    """Columns, rows and positive heights: an error of 0 is drawn as half a sample, the largest values are clipped."""
     reach = found.facts.get("scale", 1.0)
     percent = 100.0 if what == "error" else 1.0
     values = np.where(np.isfinite(found.arrays[what]), found.arrays[what], np.inf) * percent
@@ -69,7 +69,7 @@ def heights(found: Found, what: str) -> tuple[NDArray[Any], NDArray[Any], NDArra
 
 
 def log_levels(low: float, high: float) -> list[float]:
-    """Round numbers between two heights, evenly spaced by their logarithm as far as round numbers are.
+    """Round numbers between two heights, about evenly spaced on a log scale.
 
     >>> log_levels(4.2, 90)
     [5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 70.0]
@@ -85,7 +85,7 @@ def log_levels(low: float, high: float) -> list[float]:
 
 
 def in_words_of(found: Found, what: str) -> str:
-    """The text beside a picture: what is drawn, the model's figure with its uncertainty, and which model that is."""
+    """The caption of a picture: what is drawn, the model's metric with its uncertainty, and which model it is."""
     is_path, percent = found.kind == "trajectory", what == "error"
     centre = found.facts["centre"][what]
     told = [
@@ -106,7 +106,7 @@ def in_words_of(found: Found, what: str) -> str:
 
 
 def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float]) -> None:
-    """Height lines with their numbers, the model and the lowest point; the path; the model's uncertainty."""
+    """Contour lines with labels, the model, the lowest point, the trajectory, and the model's confidence region."""
     from matplotlib.patheffects import withStroke
     from scipy.stats import binomtest
 
@@ -126,7 +126,7 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
     for at, up, marker, name in marks:
         edge = 1.3 if marker == "+" else 0.4
         axes.plot(at, up, marker, color="white", markersize=6, markeredgewidth=edge, path_effects=halo, label=name)
-    if own:  # a figure without a place in this plane
+    if own:  # the evaluated model has no position in this plane
         axes.plot([], [], " ", label=f"as evaluated, {in_words(own[what], percent=percent)}")
     if percent:
         num = found.facts["num_samples"]
@@ -148,13 +148,13 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
 
 
 def _contour(axes: Any, plane: Any, levels: list[float], **look: Any) -> Any:
-    """Those lines that cross the plane; None without one, which matplotlib would warn of."""
+    """Contour lines for levels inside the range; None without any, which matplotlib would warn about."""
     inside = [level for level in levels if plane[2].min() < level < plane[2].max()]
     return axes.contour(*plane, levels=inside, **look) if inside else None
 
 
 def _path(axes: "Axes", found: Found) -> None:
-    """The checkpoints in their order, some with their rounds."""
+    """The checkpoints in order, some labeled by round."""
     from matplotlib.patheffects import withStroke
 
     path, halo = found.arrays["path"], [withStroke(linewidth=2.2, foreground=_HALO)]
@@ -174,7 +174,7 @@ def _path(axes: "Axes", found: Found) -> None:
 
 
 def _relief(axes: Any, found: Found, plane: Any, levels: list[float], norm: Any) -> None:
-    """The surface in light from the left, over its height lines."""
+    """The surface, lit from the left, above its contour lines."""
     from matplotlib import colormaps
     from matplotlib.colors import LightSource
 
@@ -184,7 +184,7 @@ def _relief(axes: Any, found: Found, plane: Any, levels: list[float], norm: Any)
     floor = up.min() - 0.35 * rise
     light = LightSource(azdeg=315, altdeg=55).hillshade(up, vert_exag=0.5 * len(x) / rise)
     colors = colormaps["viridis"](norm(z))
-    colors[..., :3] *= 0.7 + 0.3 * light[..., None]  # darker, but of the color bar's hue
+    colors[..., :3] *= 0.7 + 0.3 * light[..., None]  # shade, but keep the hues of the color bar
     grid = np.meshgrid(x, y)
     _contour(axes, (*grid, up), [*np.log10(levels)], zdir="z", offset=floor, cmap="viridis", linewidths=0.7)
     axes.plot_surface(
@@ -209,7 +209,7 @@ def _relief(axes: Any, found: Found, plane: Any, levels: list[float], norm: Any)
 
 
 def _over(plane: Any, path: NDArray[Any]) -> NDArray[Any]:
-    """The surface's heights at points of the plane, bilinear, and a hair above it."""
+    """Heights of the surface at points of the plane, bilinear, raised slightly to stay visible."""
     from scipy.interpolate import RegularGridInterpolator
 
     x, y, z = plane
@@ -219,7 +219,7 @@ def _over(plane: Any, path: NDArray[Any]) -> NDArray[Any]:
 
 
 def _axis_labels(found: Found) -> tuple[str, str]:
-    """Of the columns and of the rows."""
+    """Labels of the x and y axis."""
     facts = found.facts
     if found.kind == "trajectory":
         first, second = (

@@ -1,10 +1,10 @@
-"""The path of a training, seen in the plane where most of it happens.
+"""The trajectory of a training run, in the plane of its two principal directions.
 
-Paper: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets" (arXiv 1712.09913), section 7.2: the two
-principal directions of theta_i - theta_n over the checkpoints i = 0..n-1, where random directions would show almost
-nothing of the path.  The plane goes through the last checkpoint theta_n; a checkpoint is drawn at its projection, and
-so lies off the plane by what the two directions leave out.  Differs: theta_n is a row too, and the directions are as
-long as theta_n, so that coordinates are in its lengths.
+Paper: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets" (arXiv 1712.09913), section 7.2: the first two
+principal components of theta_i - theta_n over the checkpoints i = 0..n-1.  Random directions would show almost nothing
+of the path.  The plane contains the last checkpoint theta_n; other checkpoints are projected onto it, and lie off the
+plane by the remaining components.  Differs: theta_n is a row too, and the directions have the norm of theta_n, so
+coordinates are in units of it.
 
 n = checkpoints, D = number of parameters.
 """
@@ -18,13 +18,13 @@ from torch import Tensor
 from fedsign.errors import ConfigError
 from fedsign.landscape.landscape import Array
 
-_BLOCK = 2**20  # columns that are double at a time
-_NEGLIGIBLE = 1e-10  # of the variance
+_BLOCK = 2**20  # columns converted to float64 at a time
+_NEGLIGIBLE = 1e-10  # share of the variance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plane:
-    """Two orthogonal directions [2, D], the path in them [n, 2], and the share of its variance each explains [2]."""
+    """Two orthogonal directions [2, D], the path's coordinates [n, 2], and each direction's share of variance [2]."""
 
     directions: Tensor
     coordinates: Array
@@ -32,14 +32,14 @@ class Plane:
 
 
 def principal_plane(path: Tensor) -> Plane:
-    """Of checkpoints [n, D], the last of which is the plane's origin; the first is at coordinates of 0 or more.
+    """The plane of checkpoints [n, D].  The last one is the origin; the first has non-negative coordinates.
 
     Raises:
-        ConfigError: the path has no second direction.
+        ConfigError: the checkpoints do not span a plane.
     """
     steps = path - path[-1]
     offsets = steps - steps.mean(0)
-    gram = _product(offsets, offsets)  # n x n: D is far too large for a covariance
+    gram = _product(offsets, offsets)  # n x n, as a D x D covariance would be far too large
     variances, axes = torch.linalg.eigh(gram)
     variances, axes = variances.flip(0)[:2], axes.flip(1)[:, :2]
     total = float(gram.trace())
@@ -58,7 +58,7 @@ def principal_plane(path: Tensor) -> Plane:
 
 
 def window(coordinates: Array, points: int) -> tuple[Array, Array]:
-    """Rows (second axis) and columns (first axis) of a grid around a path and its origin, with room on all sides."""
+    """Rows (second axis) and columns (first axis) of a grid around a path and its origin, with a margin."""
     low, high = coordinates.min(0), coordinates.max(0)
     middle, side = (low + high) / 2, (high - low).max()
     half = np.maximum(high - low, 0.4 * side) / 2 + 0.3 * side
@@ -67,7 +67,7 @@ def window(coordinates: Array, points: int) -> tuple[Array, Array]:
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
-    """first [n, D] times second [m, D] transposed, in double."""
+    """first [n, D] times second [m, D] transposed, in float64."""
     blocks = zip(first.split(_BLOCK, 1), second.split(_BLOCK, 1), strict=True)
     parts = [one.double() @ other.double().T for one, other in blocks]
     return torch.stack(parts).sum(0)

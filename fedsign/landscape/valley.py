@@ -1,9 +1,9 @@
-"""Valleys: loss and error along a direction or over a plane, and the numbers that say what a picture shows.
+"""Valleys: loss and error along a direction or over a plane, and metrics of their shape.
 
-Paper: arXiv 2405.12489, section 3.2: theta_f + lambda s NS(eps), lambda in [-1, 1].  The sides of a curve are compared
-by E_lambda over [0, 1] and over [-1, 0] (Figure 4); here by the trapezoid rule, so that the number of points matters
-little.  Intervals are over independent draws; the two directions of a pair (see [Note: pairs] in directions.py) count
-as one.
+Paper: arXiv 2405.12489, section 3.2: theta_f + lambda s NS(eps), lambda in [-1, 1].  The two sides of a curve are
+compared by E_lambda over [0, 1] and over [-1, 0] (Figure 4), here by the trapezoid rule, which hardly depends on the
+number of points.  Intervals are over independent draws; the two directions of a pair (see [Note: pairs] in
+directions.py) count as one.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from fedsign.intervals import Interval, paired_difference
 from fedsign.landscape.landscape import Array, Landscape, Values, grid, joined
 
 RISE = 0.1
-"""Above the centre, where a valley's width is measured: 10 points of error, or 0.1 nats of loss."""
+"""The rise above the centre that defines a valley's width: 10 points of error, or 0.1 nats of loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sides:
-    """What one figure of a curve (loss or error) is on its two sides.
+    """The two sides of a curve of loss or error.
 
-    `mean_*`: over lambda from 0 to the end.  `width_*`: the |lambda| at which the figure has first risen by `RISE`
-    above the centre, None where it does not within the curve.  `asymmetry` = mean_negative - mean_positive: above 0,
-    the positive side is the flat one.  A figure that is not finite somewhere has means that are not.
+    `mean_*`: mean over lambda from 0 to the end.  `width_*`: the |lambda| at which the curve first rises by `RISE`
+    above the centre; None if it does not.  `asymmetry` = mean_negative - mean_positive; if positive, the positive side
+    is the flat one.  Means of curves that are not finite everywhere are not finite either.
     """
 
     centre: float
@@ -38,10 +38,10 @@ class Sides:
 
 
 def lambdas_of(points: int = 41) -> Array:
-    """Evenly spaced from -1 to 1, with both ends; those below 0 are those above it, negated to the last bit.
+    """Evenly spaced from -1 to 1, both included; negative values mirror the positive ones bit for bit.
 
     Raises:
-        ConfigError: 0 would not be one of them.
+        ConfigError: 0 would not be included.
     """
     if points < 3 or points % 2 == 0:
         raise ConfigError(f"{points} points from -1 to 1 were asked for, but expected are 3 or more, 0 being one.")
@@ -52,7 +52,7 @@ def lambdas_of(points: int = 41) -> Array:
 def curves(
     landscape: Landscape, directions: Sequence[torch.Tensor], *, scales: Sequence[float], lambdas: Array
 ) -> Values:
-    """Values [directions, scales, lambdas] at theta_f + lambda s direction, of directions [D] already scaled."""
+    """Values [directions, scales, lambdas] at theta_f + lambda s direction, for scaled directions [D]."""
     steps = grid([scale * value for scale in scales for value in lambdas])
     found = joined([landscape.along([direction], steps) for direction in directions])
     return shaped(found, len(directions), len(scales), len(lambdas))
@@ -65,12 +65,12 @@ def surface(landscape: Landscape, first: torch.Tensor, second: torch.Tensor, *, 
 
 
 def shaped(values: Values, *shape: int) -> Values:
-    """The same values in another shape."""
+    """The values, reshaped."""
     return Values(values.loss.reshape(shape), None if values.error is None else values.error.reshape(shape))
 
 
 def sides_of(lambdas: Array, values: Array) -> Sides:
-    """See Sides.
+    """The sides of a curve; see Sides.
 
     >>> sides_of(np.array([-1.0, 0.0, 1.0]), np.array([0.4, 0.0, 0.2])).asymmetry
     0.1
@@ -88,22 +88,22 @@ def sides_of(lambdas: Array, values: Array) -> Sides:
 
 
 def asymmetry(of_draws: Sequence[float]) -> Interval | None:
-    """The mean over directions, with its 95 % interval (Student's t); None without a number."""
+    """The mean over directions with its 95 % interval (Student's t); None without finite values."""
     values = dict(enumerate(of_draws))
     return paired_difference(values, dict.fromkeys(values, 0.0), higher_is_better=True)
 
 
 def _mean(distances: Array, values: Array) -> float:
-    """Over [0, the end], by the trapezoid rule."""
+    """Mean over [0, end] by the trapezoid rule."""
     if len(distances) < 2:
         return float("nan")
     return float(np.trapezoid(values, distances) / (distances[-1] - distances[0]))
 
 
 def _width(distances: Array, values: Array) -> float | None:
-    """Where the values first rise above values[0] + RISE, between two points on the line that joins them."""
+    """Where the values first exceed values[0] + RISE, by linear interpolation."""
     limit = values[0] + RISE
-    above = np.flatnonzero(~(values <= limit))  # what is not finite has risen
+    above = np.flatnonzero(~(values <= limit))  # negated, so NaN counts as above
     if not len(above):
         return None
     end = int(above[0])

@@ -1,4 +1,4 @@
-"""All parameters of a model as one vector, so that points of the landscape are sums of vectors.
+"""All parameters of a model as one vector, so points of the landscape are linear combinations.
 
 D = number of parameters, P = points.
 """
@@ -18,17 +18,17 @@ from fedsign.records import Tensors
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each parameter lies in the vector, in the order of `named_parameters`."""
+    """Positions of parameters in the vector, in the order of `named_parameters`."""
 
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, model: nn.Module) -> "Layout":
-        """A model's; parameters that are shared stand in it once.
+        """The layout of a model; shared parameters occur once.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: the model has no parameters.
         """
         parameters = dict(model.named_parameters())
         if not parameters:
@@ -40,18 +40,18 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """D."""
+        """Number of elements, D."""
         return sum(map(prod, self.shapes.values()))
 
     def places(self) -> dict[str, slice]:
-        """Name -> where it lies."""
+        """Parameter name -> its slice of the vector."""
         ends = accumulate(map(prod, self.shapes.values()))
         return {
             name: slice(end - prod(shape), end) for (name, shape), end in zip(self.shapes.items(), ends, strict=True)
         }
 
     def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """[D], a copy; tensors that are no parameters are left out.
+        """The parameters as a vector [D], a copy; other tensors are ignored.
 
         Raises:
             ConfigError: a parameter is missing or has another shape.
@@ -66,7 +66,7 @@ class Layout:
         return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.shapes])
 
     def tensors(self, vectors: Tensor) -> Tensors:
-        """Name -> [..., *shape] of vectors [..., D], as views."""
+        """Parameter name -> [..., *shape], as views of vectors [..., D]."""
         return {
             name: vectors[..., place].unflatten(-1, shape) if shape else vectors[..., place].squeeze(-1)
             for (name, place), shape in zip(self.places().items(), self.shapes.values(), strict=True)
