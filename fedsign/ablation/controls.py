@@ -260,6 +260,7 @@ def _settings(subject: Subject) -> list[Control]:
     )
     if subject.momentum is not None:
         momentum = 0.5 if subject.momentum != 0.5 else 0.9
+        # a constant gradient moves lr / (1 - momentum) per step; keep that equal
         lr = round(subject.lr * (1 - momentum) / (1 - subject.momentum), 6)
         changes = _fedavg(**{"client.lr": lr, "client.optimizer.momentum": momentum})
         rows.append(

@@ -193,6 +193,7 @@ def _chart(ablation: Ablation, rows: Sequence[Row], key: str, title: str, text: 
         smallest = min(value for value in seen if value > 0)
         ticks = decades(smallest, max(seen))
         axis = Axis(label="share", scale="log", limits=(ticks[0], ticks[-1]))
+        # a log scale cannot show 0: leave a gap in the line
         series = [replace(each, y=[value if value and value > 0 else None for value in each.y]) for each in series]
         return replace(chart, y=axis, series=series)
     if wording.is_share(key):

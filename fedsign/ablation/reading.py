@@ -237,6 +237,7 @@ def differences(
         if interval is None:
             continue
         is_better = (interval.mean > 0) == higher_is_better
+        # the better one lost more seeds, so the remaining ones may be the lucky ones
         is_lucky = lost[one] > lost[other] if is_better else lost[other] > lost[one]
         says: Says = UNDECIDED if p > LEVEL or is_lucky else "better" if is_better else "worse"
         found[one, other] = Difference(interval=interval, p=float(p), says=says)
@@ -246,6 +247,7 @@ def differences(
 def corrected(ones: Array, others: Array, *, num_primary: int) -> Array:
     """Holm-corrected p-values of ones - others, [..., pairs, seeds] -> [..., pairs]; primary pairs come first."""
     num_pairs = ones.shape[-2]
+    # all other pairs together weigh as much as one primary pair
     weights = np.full(num_pairs, 1 / max(1, num_pairs - num_primary))
     weights[:num_primary] = 1.0
     return holm(paired_p_values(ones, others), weights)

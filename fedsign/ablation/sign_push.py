@@ -52,6 +52,7 @@ class SignPush(FedSignObjective):
         for name, theta in parameters.items():
             sign = self._sign(name, theta, context)
             value = self._value(sign * theta)
+            # sigma(0) = 1/2 would count elements without a sign; the gradient is 0 there anyway
             terms.append(torch.where(sign == 0, 0.0, value).sum() * self._share(name, context))
         return -self.gamma * torch.stack(terms).sum()
 

@@ -88,6 +88,7 @@ def token_weights(meta: Tree, features: Tensor) -> Tensor:
     >>> token_weights(uniform(3, num_hidden=4, generator=torch.Generator()), torch.ones(2, 3))
     tensor([1., 1.])
     """
+    # softplus(0) in the denominator makes the weight 1 where `out` is 0
     hidden = torch.tanh(features @ meta["hidden.weight"] + meta["hidden.bias"])
     raw = hidden @ meta["out.weight"] + meta["out.bias"]
     return functional.softplus(raw) / functional.softplus(torch.zeros_like(raw))

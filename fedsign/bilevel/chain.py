@@ -55,6 +55,7 @@ class Chain:
     def activations(self, shape: tuple[int, ...]) -> int:
         """Number of values that the layers keep per image, including patches."""
         with torch.device("meta"):
+            # meta tensors have shapes but no memory, so counting costs nothing
             x, total = torch.empty(1, *shape).permute(0, 2, 3, 1), 0
             for layer in self.layers:
                 weights = tuple(torch.empty(own) for own in layer.shapes)
@@ -75,6 +76,7 @@ class Chain:
             x, kept = layer.forward(weights, x)
             passed.append(Passed(weights, kept, None))
         shares = torch.softmax(x, dim=-1)
+        # the gradient of the mean cross-entropy by the logits
         g = (shares - targets) / len(x)
         found: list[Tensor] = []
         widest = 0
@@ -107,6 +109,7 @@ class Chain:
             x_t, kept_t = layer.forward_tangent(own, weights_t, x_t)
             passed_t.append(Passed(weights_t, kept_t, None))
         shares = passes.shares
+        # softmax has the Jacobian diag(p) - p p^T
         shares_t = shares * (x_t - (shares * x_t).sum(-1, keepdim=True))
         g_t = (shares_t - targets_t) / len(shares)
         for index, goes_on in self._inwards():

@@ -120,6 +120,7 @@ class Condensation:
         if config.soft_labels:
             num_classes = self.dataset.num_outputs
             shares = functional.one_hot(self.labels, num_classes).float()
+            # logits whose softmax is label_confidence for the image's own class, uniform over the others
             rest = (1 - config.label_confidence) / (num_classes - 1)
             meta[LABELS] = (rest + shares * (config.label_confidence - rest)).log().to(self.device)
         return Progress(meta)
@@ -131,6 +132,7 @@ class Condensation:
         step = progress.step - (first if progress.step >= first else 0)
         if step == 0:  # each phase starts with fresh moments
             progress.state = Adam().begin(progress.meta)
+        # round 0 is the stream of `begin`
         generator = torch_generator(self.config.seed, Purpose.CONDENSATION, round=progress.step + 1)
         found = method(self.problem(progress.meta, generator), progress.meta, generator=generator)
         progress.state = Adam().apply(progress.state, found.gradient, phase.lr * (1 - step / phase.steps))

@@ -76,6 +76,7 @@ class Federation(Inner):
 
         for features, targets in client.batches:
             gradients = torch.func.grad(loss)(parameters_of(state), features, targets)
+            # weight decay may be a knob, so it has to be part of the graph
             decayed = {name: gradient + values[WEIGHT_DECAY] * state[name] for name, gradient in gradients.items()}
             state = update.apply(state, decayed, values[LR] * factor)
         return state
@@ -105,4 +106,5 @@ def raw_of(name: str, value: Tensor) -> Tensor:
         )
     if name == WEIGHTS:
         return value.log()
+    # inverse softplus, log(e^v - 1), in a form that does not overflow
     return value + torch.log(-torch.expm1(-value))

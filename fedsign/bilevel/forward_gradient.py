@@ -67,6 +67,7 @@ def fg2u_zo(
             found.append(along(by_state, tangent))
         slopes = torch.cat(found) + along(direct, vectors)
         mean = _mean(Slopes(value=value, state=state, slopes=slopes), vectors)
+        # nodes are deterministic: their dispersion is not a variance
         return replace(mean, variance=0.0) if directions == "quadrature" else mean
 
     return estimate
@@ -78,6 +79,7 @@ def forward_exact(*, memory_bytes: Count = 512 * _MIB) -> Method:
     def exact(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
         size = size_of(meta)
         found = slopes_along(problem, meta, unflattened(torch.eye(size), meta), memory_bytes=memory_bytes)
+        # slopes along unit vectors are the elements of the gradient
         gradient = unflattened(found.slopes, meta)
         return Hypergradient(value=found.value, gradient=gradient, state=found.state, num_directions=size)
 
@@ -122,6 +124,7 @@ def _mean(found: Slopes, vectors: Tree) -> Hypergradient:
         lengths = torch.stack([each.double().square().reshape(count, -1).sum(1) for each in vectors.values()]).sum(0)
         squares = float((slopes.double().square() * lengths).sum())
         mean = sum(float(each.double().square().sum()) for each in gradient.values())
+        # unbiased estimate for the mean of b terms; rounding may push it below 0
         variance = max(0.0, squares - count * mean) / (count * (count - 1))
     return Hypergradient(
         value=found.value, gradient=gradient, state=found.state, num_directions=count, variance=variance

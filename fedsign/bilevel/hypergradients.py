@@ -49,6 +49,7 @@ def neumann(*, num_terms: Steps = 3, alpha: Annotated[float, Field(gt=0)] = 1.0)
 
 def _reverse(problem: Problem, meta: Tree, *, generator: torch.Generator, truncated_steps: int | None) -> Hypergradient:
     given = leaves(meta)
+    # steps before the window run without a graph, which is what saves the memory
     skipped = 0 if truncated_steps is None else max(0, len(problem.data) - truncated_steps)
     if skipped:
         state = final_state(replace(problem, data=problem.data[:skipped]), meta)
@@ -79,6 +80,7 @@ def _implicit(
     with torch.enable_grad():
         loss = inner.objective(at, given)
         slope = dict(zip(at, torch.autograd.grad(loss, list(at.values()), create_graph=True), strict=True))
+    # v_K = sum_k (I - alpha H)^k v_0 by Horner's rule; H is only used in products with vectors.
     total = start
     for _ in range(num_terms):  # (I - alpha H) v + v_0
         curved = _product(slope, total, at)

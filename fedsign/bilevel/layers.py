@@ -113,6 +113,7 @@ class Linear(Layer):
 
     def forward_tangent(self, passed: Passed, weights_t: Parts, x_t: Tensor) -> tuple[Tensor, Kept]:
         """x_t w + x w_t + bias_t."""
+        # x w_t has weights per direction, a batched product; x_t w shares w, one large product over all directions
         found = torch.baddbmm(weights_t[1][:, None], passed.kept.expand(len(x_t), *passed.kept.shape), weights_t[0])
         found.view(-1, self.num_outputs).addmm_(x_t.reshape(-1, self.fan_in), passed.weights[0])
         return found, x_t
@@ -124,6 +125,7 @@ class Linear(Layer):
     def backward_tangent(self, passed: Passed, passed_t: Passed, g_t: Tensor, *, into: Parts, inwards: bool) -> Tensor:
         """g_t w^T + g w_t^T; x_t^T g + x^T g_t and the sums of g_t."""
         (weight, _), x, g = passed
+        # Terms with a tangent on either side are batched products; g_t w^T below shares w, and is one large product.
         many = g.expand(len(g_t), *g.shape)
         into[0].baddbmm_(x.T.expand(len(g_t), *x.T.shape), g_t)
         into[0].baddbmm_(passed_t.kept.transpose(1, 2), many)
@@ -177,6 +179,7 @@ class Convolution(Linear):
 
     def _turned(self, weight: Tensor) -> Tensor:
         """[..., 9 i, o] -> [..., 9 o, i]: the kernel rotated by 180 degrees."""
+        # flipping the flattened 3x3 positions is the same as flipping both axes
         kernel = weight.unflatten(-2, (9, self.num_inputs))
         found: Tensor = kernel.flip(-3).transpose(-2, -1).flatten(-3, -2)
         return found
@@ -252,6 +255,8 @@ class InstanceNorm(Layer):
         into[1].add_(_total(g_t_mean), alpha=size)
         if not inwards:
             return g_t
+        # Coefficients of the linear combination: `slope` for g_t, `scale_t r - pull` for g, `of_h` for h, `-share` for
+        # x_t, and `level` for the constant.  Each has the shape [b, n, 1, 1, c] or broadcasts to it.
         slope, share = scale * r, scale * r * r * gh_mean
         pull = growth * r * slope
         level = torch.addcmul(pull * g_mean, mean, share)
@@ -317,6 +322,7 @@ class AveragePool(Layer):
     def back(self, kept: Kept, g: Tensor) -> Tensor:
         """A quarter of g to each of the four inputs; zeros for a dropped row or column."""
         (height, width), channels = g.shape[-3:-1], g.shape[-1]
+        # repeats each value 2x2 by expanding singleton dimensions
         quarter = (g * 0.25).unflatten(-2, (width, 1)).unflatten(-4, (height, 1))
         wide = quarter.expand(*g.shape[:-3], height, 2, width, 2, channels).reshape(
             *g.shape[:-3], 2 * height, 2 * width, channels

@@ -63,6 +63,7 @@ class Adam:
         for name, gradient in gradients.items():
             mean = self.first * state[f"{name}/0"] + (1 - self.first) * gradient
             square = self.second * state[f"{name}/1"] + (1 - self.second) * gradient.square()
+            # a tensor rather than an int, so that the state consists of tensors only and can be mapped
             count = state[f"{name}/2"] + 1
             unbiased = square / (1 - self.second**count)
             step = mean / (1 - self.first**count) / (unbiased.sqrt() + self.epsilon)

@@ -36,6 +36,7 @@ def augmented(features: Tensor, preset: Preset, normalization: Normalization) ->
 def _moved(features: Tensor, corners: Tensor, normalization: Normalization) -> Tensor:
     """Windows at `corners` [2, B] (top, left) of the padded images, each mirrored with probability 1/2."""
     num, channels, height, width = features.shape
+    # drawn after the corners: the order of draws is part of every result
     mirrored = torch.rand(num) < 0.5
     rows = corners[0][:, None] + torch.arange(height)  # [B, H]
     columns = corners[1][:, None] + torch.arange(width)  # [B, W]
@@ -43,6 +44,7 @@ def _moved(features: Tensor, corners: Tensor, normalization: Normalization) -> T
     padded_shape = (num, channels, height + 2 * _PADDING, width + 2 * _PADDING)
     padded = normalization.of_zero(features).expand(padded_shape).clone()
     padded[:, :, _PADDING:-_PADDING, _PADDING:-_PADDING] = features
+    # one gather for the whole batch, in place of a slice for each image
     positions = (
         torch.arange(num)[:, None, None, None],
         torch.arange(channels)[None, :, None, None],

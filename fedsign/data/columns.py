@@ -274,6 +274,7 @@ def _encode(
             f"column '{name}' has {len(known)} different values, which would be as many features; list the columns "
             "to use in data.features."
         )
+    # a text that is not known compares equal to none, and so gives zeros
     one_hot = [(part[:, None] == known).astype(np.float32) for part in texts]
     return one_hot[0], one_hot[1], False
 
@@ -308,6 +309,7 @@ def _targets(
             raise DataError(
                 f"the target '{train.name}' holds {train.dtype}, but data.target_type=number needs numbers."
             )
+        # a constant target has no scale: `or 1.0` only shifts it
         shift, scale = (train.mean(), train.std(ddof=0) or 1.0) if columns.scale_target else (0.0, 1.0)
         return (_real((train - shift) / scale), _real((test - shift) / scale)), ()
     if columns.scale_target:
@@ -319,6 +321,7 @@ def _targets(
         part.to_numpy() if kind in ("whole", "bool", "real") else part.astype(str).to_numpy(str)
         for part in (train, test)
     ]
+    # np.unique sorts, which searchsorted below relies on
     known, labels = np.unique(given[0], return_inverse=True)
     unknown = sorted(set(given[1].tolist()) - set(known.tolist()), key=str)
     if unknown:

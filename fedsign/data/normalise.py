@@ -81,6 +81,7 @@ def measured(preset: Literal["per_channel", "unit"], batches: Iterable[Tensor]) 
         lows.append(values.min(dim=1).values)
         highs.append(values.max(dim=1).values)
         mean, num = values.mean(dim=1), values.shape[1]
+        # Chan's update for merging moments: the correction is step^2 n_a n_b / (n_a + n_b)
         step, total = mean - means, count + num
         squares = squares + (values - mean[:, None]).square().sum(dim=1) + step.square() * (count * num / total)
         means, count = means + step * (num / total), total

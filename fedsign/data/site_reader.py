@@ -155,6 +155,7 @@ def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
     if len(parts) == 1 and isinstance(part := next(iter(parts.values())), Samples):
         return replace(part, owners=owners)
     targets = torch.cat([part.targets for part in parts.values()])
+    # in memory if all parts are; otherwise features stay lazy
     if all(isinstance(part, Samples) for part in parts.values()):
         return Samples(features=torch.cat([part.features for part in parts.values()]), targets=targets, owners=owners)
     return LazySamples(source=ConcatDataset([_Items(part) for part in parts.values()]), targets=targets, owners=owners)

@@ -37,6 +37,7 @@ def hold_out_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset
         return dataset
     train, rng = dataset.train, generator(seed, Purpose.VALIDATION)
     groups = _groups(train, dataset.class_names)
+    # fraction < 1, so rounding down keeps at least one sample of every class in training
     held = np.sort(np.concatenate([rng.permutation(each)[: int(fraction * len(each))] for each in groups]))
     if not len(held):
         raise DataError(

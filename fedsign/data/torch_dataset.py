@@ -25,6 +25,7 @@ def from_torch(train: Any, test: Any) -> Dataset:
     if not any(part.targets.is_floating_point() for part in parts):
         highest = max((int(part.targets.max()) for part in parts if len(part)), default=0)
         given = _attribute(train, "classes") or ()
+        # names are used only if there is one for every label
         class_names = tuple(map(str, given if len(given) > highest else range(highest + 1)))
     return Dataset(train=parts[0], test=parts[1], class_names=class_names)
 

@@ -39,6 +39,7 @@ def activation_confusion(
             before, after = (
                 forward_with_features(model, layout.tensors(point), part)[1] > 0 for point in (centre, moved)
             )
+            # codes 0-3 for (inactive, active) before and after
             counts += torch.bincount((2 * before + after.long()).flatten().cpu(), minlength=4)
     return counts.view(2, 2)
 

@@ -50,6 +50,7 @@ class Curvature:
         rng = generator(seed, Purpose.ANALYSIS, round=2)
         found = []
         for _ in range(draws):
+            # random signs have the smallest variance among vectors of independent elements with E[v v^T] = I
             signs = torch.from_numpy(rng.choice([-1.0, 1.0], size=self.layout.size)).to(self.centre)
             found.append(float(signs.double() @ self.product(signs).double()))
         error = float(np.std(found, ddof=1)) / draws**0.5 if draws > 1 else None

@@ -87,6 +87,7 @@ def with_signs(eps: Tensor, theta: Tensor, *, fraction: float = 1.0, seed: int =
     if fraction == 1:
         return replaced
     rng = generator(seed, Purpose.ANALYSIS, round=1, partition=index)
+    # prefixes of one permutation: larger fractions extend smaller ones
     chosen = torch.from_numpy(rng.permutation(len(eps))[: round(fraction * len(eps))])
     mixed = eps.clone()
     mixed[chosen] = replaced[chosen]
@@ -168,6 +169,7 @@ def scaled(layout: Layout, eps: Tensor, theta: Tensor, scaling: Scaling, *, wher
 
 def _by_filter(eps: Tensor, theta: Tensor) -> Tensor:
     if eps.dim() < 2:
+        # each element is a filter of its own: eps |theta| / |eps|
         return eps.sign() * theta.abs()
     dims = tuple(range(1, eps.dim()))
     return eps * _ratio(vector_norm(theta, dim=dims, keepdim=True), vector_norm(eps, dim=dims, keepdim=True))

@@ -164,6 +164,7 @@ class Landscape:
     def _stacked(self, centre: Tensor, directions: Tensor, weights: Tensor) -> Values:
         """Evaluate several points at once."""
         with torch.no_grad():
+            # one product for all points, in place of a sum of vectors for each
             points = torch.addmm(centre, weights, directions)
             parameters = self.layout.tensors(points)
             buffers = self._stacked_statistics(parameters, len(points))
@@ -181,9 +182,11 @@ class Landscape:
 
     def _stacked_statistics(self, parameters: dict[str, Tensor], num_points: int) -> dict[str, Tensor]:
         """The buffers of each point, [P, ...]; see [Note: BatchNorm]."""
+        # cloned, since BatchNorm updates its statistics in place, and expanded views share memory
         found = {name: buffer.expand(num_points, *buffer.shape).clone() for name, buffer in self._model.named_buffers()}
         of = {id(buffer): name for name, buffer in self._model.named_buffers()}
         for module in self._norms:
+            # the reset state of BatchNorm, as in reset_running_stats
             found[of[id(module.running_mean)]].zero_()
             found[of[id(module.running_var)]].fill_(1)
         self._collect_statistics(lambda batch: self._outputs(parameters, found, batch))  # updates them in place

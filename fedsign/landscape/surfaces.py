@@ -62,6 +62,7 @@ def heights(found: Found, what: str) -> tuple[NDArray[Any], NDArray[Any], NDArra
     percent = 100.0 if what == "error" else 1.0
     values = np.where(np.isfinite(found.arrays[what]), found.arrays[what], np.inf) * percent
     above = values[np.isfinite(values) & (values > 0)]
+    # log heights cannot show 0
     floor = 0.5 * percent / found.facts["num_samples"] if what == "error" else above.min(initial=1.0)
     low = max(float(values.min()), floor)
     high = max(low, min(float(above.max(initial=low)), _TALLEST * low))

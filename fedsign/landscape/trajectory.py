@@ -47,8 +47,10 @@ def principal_plane(path: Tensor) -> Plane:
         raise ConfigError(
             f"the {len(path)} checkpoints lie on a line, but expected are some that span a plane; keep more of them."
         )
+    # principal directions from the eigenvectors of the Gram matrix, as in a thin SVD: v = X^T u / sigma
     directions = ((axes / variances.sqrt()).T.to(path) @ offsets) * torch.linalg.vector_norm(path[-1])
     coordinates = _product(steps, directions) / directions.double().square().sum(1)
+    # eigenvectors have arbitrary signs; fix them so that pictures are reproducible
     flips = torch.where(coordinates[0] < 0, -1.0, 1.0)
     return Plane(
         directions=directions * flips.unsqueeze(1).to(path),

@@ -71,6 +71,7 @@ def draw_counts(
     best, least = np.empty(0, dtype=np.int64), np.inf
     for _ in range(max_draws(len(class_sizes), num_clients)):
         shares = rng.dirichlet(np.full(num_clients, alpha), size=len(class_sizes))  # [C, K]
+        # cutting at cumulative shares keeps rounding errors from adding up, and deals out every sample
         cuts = (np.cumsum(shares, axis=1)[:, :-1] * class_sizes[:, None]).astype(np.int64)
         counts = np.diff(cuts, axis=1, prepend=0, append=class_sizes[:, None])
         lacking = np.maximum(minimum - counts.sum(axis=0), 0).sum()
@@ -98,6 +99,7 @@ def fill_up(counts: IntArray, minimum: int) -> IntArray:
     by_client = counts.T.copy()  # [K, C]
     sizes = by_client.sum(axis=1)
     # While any client is below the minimum, some other is above it: receivers never become donors.
+    # heapq is a min-heap: sizes are negated to find the largest client
     donors = [(-int(size), client) for client, size in enumerate(sizes) if size > minimum]
     heapq.heapify(donors)
     for client in np.flatnonzero(sizes < minimum):

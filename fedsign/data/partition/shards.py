@@ -35,6 +35,7 @@ def shards(
         )
     need(len(train), num_clients=num_clients, each=shards_per_client, setting="shards_per_client")
     shuffled = rng.permutation(len(train))
+    # a stable sort keeps the shuffled order within each class
     by_label = shuffled[np.argsort(train.targets.numpy()[shuffled], kind="stable")]
     num_shards = num_clients * shards_per_client
     shard_sizes = np.full(num_shards, len(train) // num_shards)

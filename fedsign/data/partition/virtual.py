@@ -74,6 +74,7 @@ def _by_label(train: AnySamples, alpha: float) -> Callable[[int, np.random.Gener
     labels = class_labels(train, name="virtual", instead="partition.labels=iid")
     by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     there = np.array([len(index) for index in by_class])
+    # a Dirichlet distribution needs positive parameters; a tiny alpha would underflow to 0
     concentration = np.maximum(alpha * len(there) * there / there.sum(), np.finfo(np.float64).tiny)
 
     def pick(size: int, rng: np.random.Generator) -> IntArray:

@@ -62,6 +62,7 @@ def cut(document: Document, test_fraction: float) -> tuple[Document, Document]:
     text = document.text
     earliest = len(text) - int(test_fraction * len(text))
     found = ((text.find(mark, earliest), len(mark)) for mark in _BREAKS)
+    # a mark at the very end of the text would leave the test part empty
     at = next((place + length for place, length in found if place >= 0 and place + length < len(text)), earliest)
     is_whole = at in (0, len(text))
     parts = [Document(text=part, owner=document.owner, is_whole=is_whole) for part in (text[:at], text[at:])]

@@ -28,6 +28,7 @@ def pack(
     found: list[tuple[IntArray, IntArray, int]] = []  # features and targets [1, T] of each block, and its owner
     num_examples = num_cut = num_lost = end = 0
     for example in sorted(examples, key=attrgetter("owner")):
+        # inputs and targets are shifted by one token, then truncated to a block
         inner = example.tokens[:-1][:block_length]
         scored = np.where(example.is_scored, example.tokens, IGNORED)[1:][:block_length]
         num_examples += 1
