@@ -2,7 +2,7 @@
 
 Paper: Shen et al. 2024 (arXiv 2406.14095).  g_hat = (1/b) sum_i (d_theta f . z_T^(i) + d_phi f . v_i) v_i, where
 z_T^(i) is the tangent of all of training along v_i.  b -> num_directions.  The b tangents are computed in chunks that
-fit into `memory_bytes`, each with a training of its own.  `forward_exact` uses the N unit vectors instead, without a mean.
+fit into `memory_bytes`, each with a training of its own.  `forward_exact` uses the N unit vectors, without a mean.
 `fg2u_zo` replaces tangents by finite differences of whole trainings, for inner problems without derivatives.
 """
 

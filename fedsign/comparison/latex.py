@@ -154,8 +154,8 @@ def _caption(summary: Summary, *, all_figures: bool) -> str:
         said += f" Differences are paired by seed{', each with its own 95 % interval' if seeds > 1 else ''}{unit}."
         if summary.target is not None:
             said += (
-                f" Target: {scale.with_unit(summary.target)}; medians over all seeds, of the smoothed metric, sustained; "
-                "in brackets how many reached it."
+                f" Target: {scale.with_unit(summary.target)}; medians over all seeds, of the smoothed metric, "
+                "sustained; in brackets how many reached it."
             )
     return escape(said + _lacking(summary))
 
