@@ -3,8 +3,8 @@
 Optional arrays: owners (owners_train beside x_train), one integer per training sample; class_names.  Bytes (uint8) are
 scaled to [0, 1].  Integer targets are classes; real targets are those of a regression.
 
-The setting `class_names` lists the classes in order.  Labels are indices into it; or, if the file has class_names of its
-own, they are mapped by name.
+The setting `class_names` lists the classes in order.  Labels are indices into it; or, if the file has class_names of
+its own, they are mapped by name.
 """
 
 import zipfile
