@@ -3,8 +3,8 @@
 [Note: verdicts] A verdict comes from a corrected test, never from an interval.  Every pair of strategies is tested
 once, over all conditions: the mean over conditions for each seed, then Student's t over seeds, Holm-corrected over all
 pairs, with more weight on differences to the reference (fedsign.comparison.inference).  If all strategies are equal,
-the probability that a comparison says "better" anywhere - in the headline, in the column of differences, in bold, by a full
-dot - is at most 5 %, whatever the number of strategies and whichever looks best.
+the probability that a comparison says "better" anywhere - in the headline, in the column of differences, in bold, by a
+full dot - is at most 5 %, whatever the number of strategies and whichever looks best.
 - *better*, *worse*: the test of a pair is significant.  Otherwise it is "too few seeds to tell", never "equal".
 - *bold*: better than at least one strategy and worse than none.  Without significant tests, nothing is bold.
 - Intervals and values of single conditions, bootstrap intervals, ranks and speed-ups are descriptive, without verdicts.

@@ -1,8 +1,8 @@
 """The data's own owners: each client is a writer, a speaker or a hospital.
 
 With as many owners as clients, client k is the k-th owner, whatever the seed.  With more owners, whole owners are
-merged: in random order, each goes to the client with the fewest samples so far.  Client sizes then differ by at most the
-largest owner (Graham 1969): when a client received its last owner, it had no more samples than any other.
+merged: in random order, each goes to the client with the fewest samples so far.  Client sizes then differ by at most
+the largest owner (Graham 1969): when a client received its last owner, it had no more samples than any other.
 """
 
 import heapq
