@@ -1,12 +1,13 @@
 """The effect of a step along a model's signs on its hidden units and on a softmax classifier.
 
-Paper: arXiv 2405.12489, section 5 and Figure 29.  ReLU demonstration: for w = a h + delta, the pre-activation (w +
-lambda sign(w))^T h grows with lambda.  Confusion matrix: which hidden features are active (above 0) in theta_f and in
-theta_f + lambda |eps| sign(theta_f).
+Paper: arXiv 2405.12489, section 5 and Figure 29.  ReLU demonstration: for w = a h + delta, the pre-activation
+(w + lambda sign(w))^T h grows with lambda.  Confusion matrix: which hidden features are active (above 0) in theta_f and
+in theta_f + lambda |eps| sign(theta_f).
 
 Softmax: for logits W h and p = softmax(W h), the Hessian of a sample's cross-entropy is (diag(p) - p p^T) kron (h h^T),
-with trace sum_c p_c (1 - p_c) ||h||^2; noise with the signs of W makes p more decided, and so the trace smaller.  The
-paper's listing contracts gradient and Hessian with the moved weights; here, as in its text, it is the noise.
+with trace sum_c p_c (1 - p_c) ||h||^2.  Noise with the signs of W makes p more confident, which reduces the trace.
+Differs: the paper's listing contracts gradient and Hessian with the moved weights; here, as in its text, with the
+noise.
 
 n = samples, C = classes, d = features, P = points.
 """
@@ -48,8 +49,8 @@ def relu_demo(
 ) -> tuple[Array, Array]:
     """(w + lambda sign(w))^T h before and after ReLU, [lambdas, draws] each.
 
-    h [size] is drawn once from G(0, 1); w = alignment h + delta with delta ~ G(0, 1) drawn anew for each of the draws.
-    The paper does not say its size.
+    h [size] is drawn once from G(0, 1); w = alignment h + delta with a fresh delta ~ G(0, 1) for each draw.  The paper
+    does not state its size.
     """
     rng = generator(seed, Purpose.ANALYSIS, round=4)
     h = rng.standard_normal(size)

@@ -1,8 +1,8 @@
 """Matrix-free curvature of the mean loss: Hessian-vector products, trace, and extreme eigenvalues.
 
-Trace: Hutchinson 1989, E[v^T H v] over v of independent signs; extreme eigenvalues: Lanczos' method as in
-`scipy.sparse.linalg.eigsh`.  BatchNorm uses the model's statistics and dropout is off, so that the loss is a function
-of the parameters alone.
+Trace: Hutchinson 1989, E[v^T H v] over random signs v.  Extreme eigenvalues: Lanczos' method, as in
+`scipy.sparse.linalg.eigsh`.  BatchNorm uses the model's statistics and dropout is off, so the loss is a function of the
+parameters alone.
 """
 
 import copy

@@ -23,7 +23,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def mask_of(group: str, model: nn.Module, layout: Layout) -> Tensor:
     """A boolean mask [D] of a group's elements in the parameter vector.
 
-    A group is one of GROUPS, or a pattern of parameters' names such as `layer3.*` or `*.bias`; several patterns are
+    A group is one of GROUPS, or a pattern of parameter names such as `layer3.*` or `*.bias`; several patterns are
     joined by |.
 
     Raises:

@@ -20,9 +20,9 @@ def between(
 ) -> tuple[Array, Values, dict[str, Any]]:
     """The line through two models [D]: lambdas in [-1, 2], values there, and summary metrics; 0 is the first model.
 
-    Of `figure`: its values at the `first`, the `second` and in the `middle`; `midpoint_gap`, what the middle is better
-    by than the mean of the ends, below 0 where it is worse; `barrier`, the most that a point between the two is above
-    the line that joins their values, 0 if none is.
+    The metrics are in terms of `figure`: its values at the `first`, the `second` and in the `middle`; `midpoint_gap`,
+    by how much the middle is better than the mean of the ends, negative if worse; `barrier`, the largest height of a
+    point between the two above the chord of their values, at least 0.
 
     Raises:
         ConfigError: `points` is below 3.
