@@ -179,6 +179,7 @@ class Convolution(Linear):
 
     def _turned(self, weight: Tensor) -> Tensor:
         """[..., 9 i, o] -> [..., 9 o, i]: the kernel rotated by 180 degrees."""
+        # flipping the flattened 3x3 positions is the same as flipping both axes
         kernel = weight.unflatten(-2, (9, self.num_inputs))
         found: Tensor = kernel.flip(-3).transpose(-2, -1).flatten(-3, -2)
         return found

@@ -99,6 +99,7 @@ def fill_up(counts: IntArray, minimum: int) -> IntArray:
     by_client = counts.T.copy()  # [K, C]
     sizes = by_client.sum(axis=1)
     # While any client is below the minimum, some other is above it: receivers never become donors.
+    # heapq is a min-heap: sizes are negated to find the largest client
     donors = [(-int(size), client) for client, size in enumerate(sizes) if size > minimum]
     heapq.heapify(donors)
     for client in np.flatnonzero(sizes < minimum):
