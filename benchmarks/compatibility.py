@@ -111,7 +111,10 @@ def page() -> list[str]:
         *("", "## What is refused", "", "Those of a capability stand on [its page](README.md#capabilities).", ""),
         *refused_by([*CONFIG_RULES, *FIT_RULES, *RULES]),
         *("", "## What clients keep and what travels", ""),
-        "In models: the size of the parameters, to which the buffers come once, as for FedAvg. *Down* is a request from the second round on.",
+        (
+            "In models: the size of the parameters, to which the buffers come once, as for FedAvg. *Down* is a "
+            "request from the second round on."
+        ),
         "",
         *_table(["strategy", "kept at a client", "down", "up"], travels),
     ]

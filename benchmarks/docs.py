@@ -169,8 +169,8 @@ def _standing(rows: Sequence[Figures]) -> str:
     best, peer = (min(rows, key=_median_s) for rows in (ours, peers))
     times = _median_s(peer) / _median_s(best)
     first = (
-        f"The fastest of ours, {best['title']}, takes {ms(_median_s(best))} ms a round; the fastest peer, {peer['title']}, "
-        f"{ms(_median_s(peer))} ms: we are {times:.2f} times as fast."
+        f"The fastest of ours, {best['title']}, takes {ms(_median_s(best))} ms a round; the fastest peer, "
+        f"{peer['title']}, {ms(_median_s(peer))} ms: we are {times:.2f} times as fast."
     )
     lost = [
         f"{one['title']} is slower than {', '.join(faster)}"
@@ -189,8 +189,8 @@ def _standing(rows: Sequence[Figures]) -> str:
 def _floor(result: Figures, rows: Sequence[Figures]) -> str:
     found = result["arithmetic"]
     text = (
-        f"**Floor.** A round is {found['flops_per_round'] / 1e6:,.1f} million floating-point operations; a large matrix product runs at "
-        f"{found['flops_per_s'] / 1e9:.0f} GFLOP/s on "
+        f"**Floor.** A round is {found['flops_per_round'] / 1e6:,.1f} million floating-point operations; a large "
+        f"matrix product runs at {found['flops_per_s'] / 1e9:.0f} GFLOP/s on "
         + ("one thread here" if result["device"] == "cpu" else "this device")
         + f", so that no program on it goes below {ms(found['s_per_round'])} ms"
         + ("." if result["device"] == "cpu" else " with all digits of float32.")
@@ -209,8 +209,8 @@ def _floor(result: Figures, rows: Sequence[Figures]) -> str:
         else "one client after another, on one thread, images in torch's usual layout"
     )
     return text + (
-        f" The arithmetic of the round and nothing else, {kind}, takes {ms(_median_s(floor))} ms (the row *floor*, measured). "
-        f"Ours, in multiples of it: {', '.join(ours) or MISSING}."
+        f" The arithmetic of the round and nothing else, {kind}, takes {ms(_median_s(floor))} ms (the row *floor*, "
+        f"measured). Ours, in multiples of it: {', '.join(ours) or MISSING}."
     )
 
 

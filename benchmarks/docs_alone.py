@@ -29,8 +29,8 @@ def _startup(result: Figures) -> str:
     ]
     return _alone(
         "Start-up",
-        "The default experiment, from the start of the command until the line of the first round is on disk; in turn with a "
-        "Python that only imports what FedSign takes from torch, Flower and scikit-learn.",
+        "The default experiment, from the start of the command until the line of the first round is on disk; in turn "
+        "with a Python that only imports what FedSign takes from torch, Flower and scikit-learn.",
         result,
         table(("", "s", "range"), rows, left=1),
         f"{beyond['median']:.2f} s, {verdict} the {_TARGET_S} s that it is meant to take.",
@@ -57,10 +57,11 @@ def _population(result: Figures) -> str:
             )
     return _alone(
         "A million clients",
-        "W1's model and training with virtual clients (`partition.name = virtual`) on the cohort path, without client state "
-        "(fedavg) and with it (feddyn), populations in turn. *start* is from the end of the imports to the end of the first round; "
-        "a round is the mean one, checkpoints included. Of 1,000 clients all samples are drawn before the first round, for the facts "
-        "about the split; of a larger population a round draws those of most of its clients itself, however many there are.",
+        "W1's model and training with virtual clients (`partition.name = virtual`) on the cohort path, without "
+        "client state (fedavg) and with it (feddyn), populations in turn. *start* is from the end of the imports to "
+        "the end of the first round; a round is the mean one, checkpoints included. Of 1,000 clients all samples are "
+        "drawn before the first round, for the facts about the split; of a larger population a round draws those of "
+        "most of its clients itself, however many there are.",
         result,
         table(head, rows, left=1),
     )
@@ -78,8 +79,8 @@ def _checkpoint(result: Figures) -> str:
     verdict = "within" if worst <= _CHECKPOINT_TARGET else "**above**"
     return _alone(
         "Checkpoints",
-        "A checkpoint with digests, forced to the disk, in turn with the same files without; for FedDyn with the server's state and "
-        "the versions of 10,000 clients' states.",
+        "A checkpoint with digests, forced to the disk, in turn with the same files without; for FedDyn with the "
+        "server's state and the versions of 10,000 clients' states.",
         result,
         table(("", "parameters", "ms", "without, ms", "ratio", "range"), rows, left=1),
         f"At most {worst:.3f} times as long, {verdict} the {_CHECKPOINT_TARGET} that digests may cost.",
@@ -100,13 +101,13 @@ def _soak(result: Figures) -> str:
     late = result["longest_collecting_s"] - result["round_timeout_s"]
     return _alone(
         "Sites that come and go",
-        f"{result['rounds']:,} rounds of FedDyn on one SuperLink with TLS and three sites, which leave at seeded times ({happened}) "
-        "and come back, with Flower's pauses as short as in the tests. Medians over a tenth of the rounds, after a warm-up and at "
-        "the end; folders without records and logs.",
+        f"{result['rounds']:,} rounds of FedDyn on one SuperLink with TLS and three sites, which leave at seeded "
+        f"times ({happened}) and come back, with Flower's pauses as short as in the tests. Medians over a tenth of "
+        "the rounds, after a warm-up and at the end; folders without records and logs.",
         result,
         table(("", "after the warm-up", "at the end", "largest", "ratio"), rows, left=1),
-        f"{result['took_s'] / 60:.0f} minutes, {result['missing_replies']:,} replies missing, none of which ended the run. Collecting replies ended "
-        f"{late:.1f} s after `server.round_timeout_s` at the latest.",
+        f"{result['took_s'] / 60:.0f} minutes, {result['missing_replies']:,} replies missing, none of which ended "
+        f"the run. Collecting replies ended {late:.1f} s after `server.round_timeout_s` at the latest.",
     )
 
 
@@ -128,8 +129,8 @@ def _aggregation(result: Figures) -> str:
     head = ("", "ms", "x the sum", "range", *(f"MB, {num} replies" for num in numbers))
     return _alone(
         "Aggregation",
-        f"The mean of {result['num_replies']} replies of {result['mb']:.0f} MB each, in turn with a plain sum in place; and the peak of "
-        "memory while more and more replies arrive one after another.",
+        f"The mean of {result['num_replies']} replies of {result['mb']:.0f} MB each, in turn with a plain sum in "
+        "place; and the peak of memory while more and more replies arrive one after another.",
         result,
         table(head, rows, left=1),
     )
@@ -154,8 +155,8 @@ def _analysis(result: Figures) -> str:
         watched.append([title, off, on, f"{more['median']:.2f}", spread, f"{ratio['median']:.3f}"])
     return _alone(
         "Valleys and signs",
-        "What it costs to look, in turn with what cannot be done without; and what a round takes with `results.signs`, in turn with "
-        "one without.",
+        "What it costs to look, in turn with what cannot be done without; and what a round takes with "
+        "`results.signs`, in turn with one without.",
         result,
         table(("", "ours, s", "beside", "s", "ratio", "range"), rows, left=1),
         table(("", "off, ms", "on, ms", "more, ms", "range", "ratio"), watched, left=1),
@@ -189,12 +190,13 @@ def _engines(result: Figures) -> str:
             )  # fmt: skip
     return _alone(
         "Engines",
-        "Four clients, one step each of an MLP on digits, so that what is measured is the way there and back. The floor of an engine "
-        "is an app without torch and FedSign whose clients send back what they got, over Flower's own `send_and_receive`. "
-        "*Tensors* are those of the round, both ways; *loopback* is what the machine counted, all hops between a SuperLink, its "
-        "SuperNodes and their processes included. A SuperNode that finds no message sleeps three seconds, and looks for the reply of "
-        "its client every half a second; Flower has no option for either. What it starts anew for every message, a process and "
-        "its imports, a site of FedSign's keeps (`python -m clients.site`).",
+        "Four clients, one step each of an MLP on digits, so that what is measured is the way there and back. The "
+        "floor of an engine is an app without torch and FedSign whose clients send back what they got, over Flower's "
+        "own `send_and_receive`. *Tensors* are those of the round, both ways; *loopback* is what the machine "
+        "counted, all hops between a SuperLink, its SuperNodes and their processes included. A SuperNode that finds "
+        "no message sleeps three seconds, and looks for the reply of its client every half a second; Flower has no "
+        "option for either. What it starts anew for every message, a process and its imports, a site of FedSign's "
+        "keeps (`python -m clients.site`).",
         result,
         table(
             ("", "parameters", "s a round", "range", "x floor", "first round, s", "tensors, MB", "loopback, MB"),
@@ -214,8 +216,9 @@ def _large(result: Figures) -> str:
         rows.append([precision, f"{size / 1e9:.2f}", f"{seconds['median']:.0f}", *cells])
     return _alone(
         "A large model",
-        "An MLP of 248 million parameters to one client of a SuperLink and back, a step of SGD in between: seconds of the second round, "
-        "and the peak memory of each process, in GB and in sizes of the model. A model in bfloat16 travels as such.",
+        "An MLP of 248 million parameters to one client of a SuperLink and back, a step of SGD in between: seconds "
+        "of the second round, and the peak memory of each process, in GB and in sizes of the model. A model in "
+        "bfloat16 travels as such.",
         result,
         table(("", "GB each way", "s a round", *next(iter(result["figures"].values()))["peak_bytes"]), rows, left=1),
     )
@@ -247,9 +250,11 @@ def _lisa(result: Figures) -> str:
             rows,
             left=1,
         ),
-        f"Optimizer and gradients: {kept:.3f} of full fine-tuning's, {verdict} the {_LISA_TARGET} that are meant; all beyond the weights at the peak: "
-        f"{result['beyond_weights_ratio']:.3f}, since frozen blocks keep fewer activations, not none. An iteration: {ratio['median']:.2f} of full's "
-        f"({ratio['lowest']:.2f}-{ratio['highest']:.2f}); of processor time {cpu['median']:.2f} ({cpu['lowest']:.2f}-{cpu['highest']:.2f}).",
+        f"Optimizer and gradients: {kept:.3f} of full fine-tuning's, {verdict} the {_LISA_TARGET} that are meant; "
+        f"all beyond the weights at the peak: {result['beyond_weights_ratio']:.3f}, since frozen blocks keep fewer "
+        f"activations, not none. An iteration: {ratio['median']:.2f} of full's "
+        f"({ratio['lowest']:.2f}-{ratio['highest']:.2f}); of processor time {cpu['median']:.2f} "
+        f"({cpu['lowest']:.2f}-{cpu['highest']:.2f}).",
     ]
     if "gpu" in result:
         large = result["gpu"]
@@ -266,8 +271,9 @@ def _lisa(result: Figures) -> str:
         parts.append(table(("", "peak, GB", "ms an iteration"), large_rows, left=1))
     return _alone(
         "LISA",
-        "A gpt of 12 blocks, width 256, 8 heads, on characters of Python's help texts: batches of 8 rows of 128, float32, torch's fused AdamW. LISA draws two blocks "
-        "every 20 steps; embedding, head and the last norm train always. Live bytes over a draw, and of three steps by the allocator; a period of each in turn for the time.",
+        "A gpt of 12 blocks, width 256, 8 heads, on characters of Python's help texts: batches of 8 rows of 128, "
+        "float32, torch's fused AdamW. LISA draws two blocks every 20 steps; embedding, head and the last norm train "
+        "always. Live bytes over a draw, and of three steps by the allocator; a period of each in turn for the time.",
         result,
         *parts,
     )
@@ -290,11 +296,15 @@ def _sparse(result: Figures) -> str:
     ]
     return _alone(
         "Products of sparse layers",
-        "A linear layer as wide as its inputs under a random mask, there and back on one thread: the processor's time with compressed rows (CSR) over that with whole "
-        "products, medians of turns taken one after the other. Bold is what `engine.sparse_products=auto` takes compressed.",
+        "A linear layer as wide as its inputs under a random mask, there and back on one thread: the processor's "
+        "time with compressed rows (CSR) over that with whole products, medians of turns taken one after the other. "
+        "Bold is what `engine.sparse_products=auto` takes compressed.",
         result,
         table(("rows x width", *(f"1/{1 / density:g}" for density in densities)), rows, left=1),
-        "A whole training step of a gpt of two layers, 8 rows of 128 characters, packed AdamW; embeddings, head and attention's own products are dense in both:",
+        (
+            "A whole training step of a gpt of two layers, 8 rows of 128 characters, packed AdamW; embeddings, head "
+            "and attention's own products are dense in both:"
+        ),
         table(("width, density", "processor's time, csr over dense", "clock"), steps, left=1),
     )
 
@@ -318,8 +328,9 @@ def _sparse_clients(result: Figures) -> str:
     verdict = "within" if worst <= _SPARSE_TARGET else "**above**"
     return _alone(
         "Sparse clients",
-        "A client's round of 20 local steps with a gpt of 2 blocks, width 256, on batches of 8 rows of 128 characters; rows into whole tensors and back are in the time. Masked: "
-        "torch's AdamW on whole tensors with zeros; packed: `packed_adamw`. Each in turn, by the dense client of the same turn.",
+        "A client's round of 20 local steps with a gpt of 2 blocks, width 256, on batches of 8 rows of 128 "
+        "characters; rows into whole tensors and back are in the time. Masked: torch's AdamW on whole tensors with "
+        "zeros; packed: `packed_adamw`. Each in turn, by the dense client of the same turn.",
         result,
         table(("", "MB each way", "ms a step", "of dense", "range", "of processor time"), rows, left=1),
         f"The slowest packed client: {worst:.2f} of a dense one's step, {verdict} the {_SPARSE_TARGET} that are meant.",
@@ -355,14 +366,20 @@ def _hypergradients(result: Figures) -> str:
     verdict = "within" if worst <= _HYPERGRADIENTS_TARGET else "**above**"
     return _alone(
         "Gradients through training",
-        "Digits condensed to one image of each class. By depth, an MLP of 64 units and 10 directions: live bytes at the peak of one hypergradient, and the time of one, "
-        "in turn. Then 32 directions through 5 steps of the ConvNet with InstanceNorm, on digits in the middle of 16x16: all at once, and four other ways over it, in turn; "
-        "they agree to rounding. One direction alone takes nine products of matrices a layer, three of them those of the training itself, which all directions share: where products are all "
-        "that takes time, to go one after another takes 1.5 times as long. *By hand* is the step of this one network with its tangents written out by somebody who needs no other (`benchmarks/alone/hand_jvp.py`).",
+        "Digits condensed to one image of each class. By depth, an MLP of 64 units and 10 directions: live bytes at "
+        "the peak of one hypergradient, and the time of one, in turn. Then 32 directions through 5 steps of the "
+        "ConvNet with InstanceNorm, on digits in the middle of 16x16: all at once, and four other ways over it, in "
+        "turn; they agree to rounding. One direction alone takes nine products of matrices a layer, three of them "
+        "those of the training itself, which all directions share: where products are all that takes time, to go one "
+        "after another takes 1.5 times as long. *By hand* is the step of this one network with its tangents written "
+        "out by somebody who needs no other (`benchmarks/alone/hand_jvp.py`).",
         result,
         table(("steps", *(f"{each}, MB" for each in methods), *(f"{each}, ms" for each in methods)), rows, left=1),
         table(("width", "threads", "ours, ms", *(f"{each} / ours" for each in titles.values())), ways, left=1),
-        f"Ours takes {worst:.2f} of the time of what is written by hand at most, {verdict} the {_HYPERGRADIENTS_TARGET} that are meant.",
+        (
+            f"Ours takes {worst:.2f} of the time of what is written by hand at most, {verdict} the "
+            f"{_HYPERGRADIENTS_TARGET} that are meant."
+        ),
     )
 
 
@@ -387,22 +404,30 @@ def _paro(result: Figures) -> str:
         rows.sort(key=lambda row: float(row[1].partition(" ")[0]))
         titles = ("", "s a step", "predicted", "/ measured", "MB through the cable", "MB kept", "predicted")
         ratios = ", ".join(
-            f"{slow} / {fast}: {seconds['median']:.1f} ({seconds['lowest']:.1f}-{seconds['highest']:.1f}, {meant:g} is meant)"
+            (
+                f"{slow} / {fast}: {seconds['median']:.1f} ({seconds['lowest']:.1f}-{seconds['highest']:.1f}, "
+                f"{meant:g} is meant)"
+            )
             for (slow, fast, meant), seconds in zip(COMPARED, found["ratios"], strict=True)
         )
         against = inversions(found["players"])
         order = "; ".join(against) if against else "none"
         parts += [
-            f"**{megabits} Mbit/s** (measured across: {found['across_bps'] / 1e6:.0f} Mbit/s, within a machine: {found['within_bps'] / 1e9:.1f} Gbit/s; to compute: {found['computing_s']:.2f} s a step)",
+            (
+                f"**{megabits} Mbit/s** (measured across: {found['across_bps'] / 1e6:.0f} Mbit/s, within a machine: "
+                f"{found['within_bps'] / 1e9:.1f} Gbit/s; to compute: {found['computing_s']:.2f} s a step)"
+            ),
             table(titles, rows, left=1),
             f"{ratios}. Where the plan sees a gap of 25 % or more and it is the other way round: {order}.",
         ]
     return _alone(
         "Sharded over a slow network",
-        "Two machines of two ranks (network namespaces), one cable between them that both ranks of a machine share, shaped to its rate. Two matrices of a million float32 weights, "
-        "AdamW, 4 micro-batches of 4 rows: next to nothing to compute. PaRO's fourteen strategies (collectives of all ranks in two levels, or flat), and torch's DDP, "
-        "ZeroRedundancyOptimizer and FSDP2: ZeRO-2 keeps its parameters through the step, 2-D shards within machines. All take the same steps, in turn, "
-        "to rounding those of one process. Bytes are those of both directions, with headers; kept is what the fullest rank has at a step's end, before the update.",
+        "Two machines of two ranks (network namespaces), one cable between them that both ranks of a machine share, "
+        "shaped to its rate. Two matrices of a million float32 weights, AdamW, 4 micro-batches of 4 rows: next to "
+        "nothing to compute. PaRO's fourteen strategies (collectives of all ranks in two levels, or flat), and "
+        "torch's DDP, ZeroRedundancyOptimizer and FSDP2: ZeRO-2 keeps its parameters through the step, 2-D shards "
+        "within machines. All take the same steps, in turn, to rounding those of one process. Bytes are those of "
+        "both directions, with headers; kept is what the fullest rank has at a step's end, before the update.",
         result,
         *parts,
     )
@@ -432,8 +457,9 @@ def _ahead(result: Figures) -> str:
         ]
     return _alone(
         "Sharded, ahead of time",
-        "The same two machines. Six matrices of 768 x 768 float32 weights, AdamW, 2 micro-batches of 256 rows, so that there is something to compute meanwhile. "
-        "The next unit is gathered and gradients are reduced while the model computes, or all is done one after another, in turn.",
+        "The same two machines. Six matrices of 768 x 768 float32 weights, AdamW, 2 micro-batches of 256 rows, so "
+        "that there is something to compute meanwhile. The next unit is gathered and gradients are reduced while the "
+        "model computes, or all is done one after another, in turn.",
         result,
         *parts,
     )

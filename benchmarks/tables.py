@@ -27,8 +27,9 @@ def measured_on(result: Figures) -> str:
     )
     kept = "" if result.get("warm_up", {}).get("repetitions", 1) else " (the first one kept)"
     return (
-        f"*{result['date']}, {plural(result['repetitions'], 'repetition')}{kept}, {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_gb']} GB{gpu}; {versions}{''.join(', ' + each for each in sorted(peers))}.*{load}"
+        f"*{result['date']}, {plural(result['repetitions'], 'repetition')}{kept}, {machine['processor']}, "
+        f"{machine['cores']} cores, {machine['memory_gb']} GB{gpu}; "
+        f"{versions}{''.join(', ' + each for each in sorted(peers))}.*{load}"
     )
 
 

@@ -287,7 +287,8 @@ def config_of(experiment: ExperimentConfig | Mapping[str, Any] | None) -> Experi
 def _check_tree(experiment: object) -> None:
     if experiment is not None and not isinstance(experiment, Mapping):
         raise ConfigError(
-            f"the experiment {experiment!r} was given, but expected is a configuration or a dictionary of changes, such as "
+            f"the experiment {experiment!r} was given, but expected is a configuration or a dictionary of changes, "
+            "such as "
             '{"rounds": 60}; fedsign.config.load(Path("experiment.toml")) reads a file.'
         )
 
@@ -314,12 +315,14 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
             ]
             raise ConfigError(
                 f"the run in {folder.path} was started with another '{section}'; on resume only "
-                f"{', '.join([*sorted(_CHANGEABLE_ON_RESUME), *_WHO_IS_WAITED_FOR, *changeable])} may change. Start a new run instead."
+                f"{', '.join([*sorted(_CHANGEABLE_ON_RESUME), *_WHO_IS_WAITED_FOR, *changeable])} may change. Start "
+                "a new run instead."
             )
     played = checkpoints.rounds_on_disk(folder.checkpoints)
     if played and after.rounds < played[-1]:
         raise ConfigError(
-            f"rounds={after.rounds} was given, but the run in {folder.path} has played {played[-1]}; give {played[-1]} or more."
+            f"rounds={after.rounds} was given, but the run in {folder.path} has played {played[-1]}; give "
+            f"{played[-1]} or more."
         )
     results.update_config(folder, after.to_toml())
     return after

@@ -52,8 +52,9 @@ def describe(workload: Workload) -> dict[str, Any]:
     names, counts = workload.dataset.class_names, record["counts"]
     if not counts:
         raise ConfigError(
-            f"partition.name={config.partition.name} was given with engine.name={config.engine.name}, where what a site holds "
-            "stays with it; look at it where the sites' folders lie, with engine.name=in_process and partition.roots."
+            f"partition.name={config.partition.name} was given with engine.name={config.engine.name}, where what a "
+            "site holds stays with it; look at it where the sites' folders lie, with engine.name=in_process and "
+            "partition.roots."
         )
     sizes = [sum(row) for row in counts]
     held = [sum(count > 0 for count in row) for row in counts]

@@ -216,8 +216,8 @@ class RoundLoop:
             first = traffic.failures[0] if traffic.failures else None
             why = f" First failure: client {first.partition}: {first.reason}" if first else ""
             raise RoundError(
-                f"round {self.round} ended with {len(traffic.accepted)} usable replies of {len(traffic.sent)}, expected are "
-                f"server.min_replies={self._config.server.min_replies} or more.{why} (in full in "
+                f"round {self.round} ended with {len(traffic.accepted)} usable replies of {len(traffic.sent)}, "
+                f"expected are server.min_replies={self._config.server.min_replies} or more.{why} (in full in "
                 f"{self.folder.path / 'failures.jsonl'})"
             )
 

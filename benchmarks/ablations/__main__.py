@@ -69,8 +69,9 @@ def _verdict(results: Sequence[Figures]) -> str:
     norms = [_says(rows["weight-norms"]["to_regularizer"]) for rows in by_key].count("better")
     return (
         f"**So far**, of {len(results)} experiments, FedSign is shown to be better than FedAvg in "
-        f"{gains.count('better')}, and worse in {gains.count('worse')}. The received signs are shown to help in {needs}."
-        f" FedAvg scaled to FedSign's weight norms, and nothing else, is shown to be better than FedSign in {norms}."
+        f"{gains.count('better')}, and worse in {gains.count('worse')}. The received signs are shown to help in "
+        f"{needs}. FedAvg scaled to FedSign's weight norms, and nothing else, is shown to be better than FedSign in "
+        f"{norms}."
     )
 
 

@@ -108,7 +108,8 @@ def measure(path: Path, *, repetitions: int) -> None:
     )
     for name in players:
         print(
-            f"{NAME}: {name:14} {1000 * spread(seconds[name])['median']:7.1f} ms, {spread(ratios[name])['median']:.2f} x"
+            f"{NAME}: {name:14} {1000 * spread(seconds[name])['median']:7.1f} ms, "
+            f"{spread(ratios[name])['median']:.2f} x"
         )
 
 

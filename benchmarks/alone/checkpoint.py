@@ -47,7 +47,8 @@ def measure(path: Path, *, repetitions: int) -> None:
     for name, row in figures.items():
         ratio = row["ratio"]
         print(
-            f"{name}: {row['ours_ms']['median']:.2f} ms, {ratio['median']:.3f} x ({ratio['lowest']:.3f}-{ratio['highest']:.3f})"
+            f"{name}: {row['ours_ms']['median']:.2f} ms, {ratio['median']:.3f} x "
+            f"({ratio['lowest']:.3f}-{ratio['highest']:.3f})"
         )
 
 

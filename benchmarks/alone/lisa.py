@@ -181,6 +181,7 @@ def measure(path: Path, *, repetitions: int) -> None:
         result["gpu"] = {**result_head(NAME, "", before, repetitions), "device": "cuda", **on_gpu(repetitions)}
     write_result(path, result)
     print(
-        f"{NAME}: optimizer and gradients {result['kept_ratio']:.3f} of full, all beyond the weights {result['beyond_weights_ratio']:.3f}"
+        f"{NAME}: optimizer and gradients {result['kept_ratio']:.3f} of full, all beyond the weights "
+        f"{result['beyond_weights_ratio']:.3f}"
     )
     print(f"{NAME}: an iteration {result['iteration_ratio']['median']:.3f} of full's")

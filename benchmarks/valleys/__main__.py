@@ -93,13 +93,17 @@ def _section(name: str) -> str:
     return "\n\n".join(
         [
             f"{result['raw']['parameters']:,} parameters, {result['rounds']} epochs, test accuracy "
-            f"{100 * result['accuracy']:.1f} %. With the model's signs {flat} of {len(signs)} noises are flat on the positive "
-            f"side; raw noise of one sign is asymmetric by up to {_points(raw_most)} points (up to 2 counts as symmetric).",
+            f"{100 * result['accuracy']:.1f} %. With the model's signs {flat} of {len(signs)} noises are flat on the "
+            f"positive side; raw noise of one sign is asymmetric by up to {_points(raw_most)} points (up to 2 counts "
+            "as symmetric).",
             table(["noise", "raw", "with signs: error -", "error +", "asymmetry"], noises, left=1),
             f"![Error along seven noises with the model's signs](images/{name}-signs.svg)",
             table(["direction", "error -", "error +", "asymmetry"], own, left=1),
             f"![Error along special directions](images/{name}-special.svg)",
-            "The plane of two Gaussian directions as long as the model, filter by filter (Li et al., arXiv 1712.09913):",
+            (
+                "The plane of two Gaussian directions as long as the model, filter by filter (Li et al., arXiv "
+                "1712.09913):"
+            ),
             f"![Error over a plane of filter-normalized directions](images/{name}-surface.svg)",
         ]
     )

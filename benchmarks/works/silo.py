@@ -17,8 +17,10 @@ _NETWORK = "ResNet-18 with a start for small images (11.2 M parameters)"
 SILO = Work(
     name="silo",
     title="Cross-silo: ResNet-18, 10 clients",
-    about=f"320 images of 32x32x3 in 10 clients of 32, all of them in every round, {_NETWORK}, batches of 16, SGD with lr 0.05, "
-    "1 epoch, 3 rounds, 64 test images after each.",
+    about=(
+        f"320 images of 32x32x3 in 10 clients of 32, all of them in every round, {_NETWORK}, batches of 16, SGD with "
+        "lr 0.05, 1 epoch, 3 rounds, 64 test images after each."
+    ),
     experiment=_EXPERIMENT,
     network="resnet18",
     min_accuracy=0.25,
@@ -28,8 +30,10 @@ SILO = Work(
 SILO_LARGE = Work(
     name="silo-large",
     title="Cross-silo: ResNet-18, 10 clients of 2,000",
-    about=f"20,000 images of 32x32x3 in 10 clients of 2,000, all of them in every round, {_NETWORK}, batches of 64, SGD with lr "
-    "0.02, 1 epoch, 5 rounds, 2,000 test images after each.",
+    about=(
+        f"20,000 images of 32x32x3 in 10 clients of 2,000, all of them in every round, {_NETWORK}, batches of 64, "
+        "SGD with lr 0.02, 1 epoch, 5 rounds, 2,000 test images after each."
+    ),
     experiment={
         **_EXPERIMENT,
         "rounds": 5,

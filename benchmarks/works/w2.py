@@ -5,9 +5,11 @@ from benchmarks.works import Work
 W2 = Work(
     name="w2",
     title="W2: CIFAR-shaped images, 200 clients, a CNN",
-    about="10,000 images of 32x32x3 (a random image for each class, plus noise) in 200 clients of 50, 50 clients a round, "
-    "the CNN of pfl-research's comparison (conv3x3-32, conv3x3-64, maxpool, dropout, 128, dropout, 10: 1,626,442 parameters), "
-    "batches of 10, SGD with lr 0.05, 1 epoch, 5 rounds, 500 test images after each.",
+    about=(
+        "10,000 images of 32x32x3 (a random image for each class, plus noise) in 200 clients of 50, 50 clients a "
+        "round, the CNN of pfl-research's comparison (conv3x3-32, conv3x3-64, maxpool, dropout, 128, dropout, 10: "
+        "1,626,442 parameters), batches of 10, SGD with lr 0.05, 1 epoch, 5 rounds, 500 test images after each."
+    ),
     experiment={
         "name": "w2",
         "rounds": 5,

@@ -89,8 +89,8 @@ def subject_of(config: ExperimentConfig) -> Subject:
     strategy = make_strategy(workload)
     if not isinstance(strategy, Strategy):
         raise ConfigError(
-            f"strategy {config.strategy.name} is Flower's own, whose clients minimize the task's loss; name a strategy whose "
-            "clients have a regularizer, such as fedsign."
+            f"strategy {config.strategy.name} is Flower's own, whose clients minimize the task's loss; name a "
+            "strategy whose clients have a regularizer, such as fedsign."
         )
     model = workload.make_model()
     weights = dict(model.named_parameters())

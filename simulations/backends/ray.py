@@ -43,7 +43,10 @@ class Ray:
     rules: ClassVar[tuple[Rule[Any], ...]] = (
         Rule(
             lambda its: its.engine.gpus_per_client and its.engine.device == "cpu",
-            "engine.gpus_per_client={engine.gpus_per_client:g} was given with engine.device=cpu, which leaves the GPUs idle",
+            (
+                "engine.gpus_per_client={engine.gpus_per_client:g} was given with engine.device=cpu, which leaves "
+                "the GPUs idle"
+            ),
             "give engine.device=cuda, or engine.gpus_per_client=0",
         ),
         Rule(
@@ -55,7 +58,10 @@ class Ray:
             lambda its: (
                 its.engine.address and next((name for name in _OF_A_CLUSTER if name in its.engine.init_args), "")
             ),
-            "engine.init_args.{found} was given with engine.address={engine.address}, but a cluster that is there has its own",
+            (
+                "engine.init_args.{found} was given with engine.address={engine.address}, but a cluster that is "
+                "there has its own"
+            ),
             "drop one of the two",
         ),
     )
@@ -136,8 +142,8 @@ def _check_resources(ray: Any, client_resources: Mapping[str, float]) -> None:
         ray.remote(object).options(**client_resources)  # needs no cluster, and knows all options
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"engine.client_resources={dict(client_resources)} was given, which Ray does not take for an actor ({str(error).rstrip('.')}); "
-            "expected are options of its actors, such as memory."
+            f"engine.client_resources={dict(client_resources)} was given, which Ray does not take for an actor "
+            f"({str(error).rstrip('.')}); expected are options of its actors, such as memory."
         ) from error
 
 
@@ -151,6 +157,6 @@ def _check_init_args(ray: Any, init_args: Mapping[str, Any]) -> None:
             raise ConfigError(f"engine.init_args.address was given; expected is engine.address={init_args[name]}.")
         if name not in (*known, *rarely_known):
             raise ConfigError(
-                f"engine.init_args.{name} was given, which ray.init does not take.{nearest(name, [*known, *rarely_known])} Expected is one of "
-                f"{', '.join(known)}."
+                f"engine.init_args.{name} was given, which ray.init does not "
+                f"take.{nearest(name, [*known, *rarely_known])} Expected is one of {', '.join(known)}."
             )

@@ -53,7 +53,10 @@ def learn(
         list[str],
         typer.Argument(
             metavar="SETTING...",
-            help="client.lr, client.weight_decay, aggregation.weights, or a number of the strategy's, such as strategy.gamma.",
+            help=(
+                "client.lr, client.weight_decay, aggregation.weights, or a number of the strategy's, such as "
+                "strategy.gamma."
+            ),
         ),
     ],
     config: Annotated[

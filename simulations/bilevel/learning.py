@@ -71,8 +71,8 @@ class Learning:
         validation = self._workload.dataset.validation
         if validation is None:
             raise ConfigError(
-                "data.validation_fraction=0 was given, but what is learnt is judged by samples that are held out of training; "
-                "set data.validation_fraction=0.2."
+                "data.validation_fraction=0 was given, but what is learnt is judged by samples that are held out of "
+                "training; set data.validation_fraction=0.2."
             )
         self._held_out = validation
         strategy = config.strategy.build()
@@ -125,7 +125,8 @@ class Learning:
             values = {name: each.tolist() for name, each in values_of(meta).items()}
             if not math.isfinite(found.value):
                 raise RoundError(
-                    f"the training diverged in step {step} with {values}; begin with a lower client.lr, or learn with a lower --lr."
+                    f"the training diverged in step {step} with {values}; begin with a lower client.lr, or learn "
+                    "with a lower --lr."
                 )
             yield {"step": step, "loss": found.value, **values}
             state = Adam().apply(state, found.gradient, self.asked.lr)
@@ -180,7 +181,8 @@ class Learning:
         if not isinstance(value, float | int) or isinstance(value, bool):
             own = [f"{_STRATEGY}{key}" for key, each in vars(self._objective).items() if isinstance(each, float | int)]
             raise ConfigError(
-                f"{name} was given, but what can be learnt of this experiment is {', '.join([*own, LR, WEIGHT_DECAY, WEIGHTS])}."
+                f"{name} was given, but what can be learnt of this experiment is "
+                f"{', '.join([*own, LR, WEIGHT_DECAY, WEIGHTS])}."
             )
         return torch.tensor(float(value), dtype=self._dtype)
 
@@ -229,7 +231,10 @@ _LEARNT = " was given, but settings are learnt only with "
 _RULES: tuple[Rule[Experiment], ...] = (
     Rule(
         lambda its: not _is_plain(its),
-        f"strategy.name={{config.strategy.name}}{_LEARNT}strategies that serve the clients' mean and keep nothing (fedavg, fedprox, fedsign)",
+        (
+            f"strategy.name={{config.strategy.name}}{_LEARNT}strategies that serve the clients' mean and keep "
+            "nothing (fedavg, fedprox, fedsign)"
+        ),
     ),
     WEIGHTS_FOR_ALL,
     _only("client.clip_norm", 0.0),

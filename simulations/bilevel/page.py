@@ -81,7 +81,10 @@ def charts(lines: Sequence[Mapping[str, Any]]) -> list[Chart]:
         "Loss on real images": ("loss", "After each step's training."),
         "Variance": (
             "relative_variance",
-            "Of the hypergradient's estimate, relative to the squared norm of the gradient itself as far as that can be told.",
+            (
+                "Of the hypergradient's estimate, relative to the squared norm of the gradient itself as far as that "
+                "can be told."
+            ),
         ),
     }
     drawn = []

@@ -59,8 +59,8 @@ def _check_tuning(request: Request) -> None:
         )
     for key in (key for key in request.grid if is_choice(key)):
         raise ConfigError(
-            f"--grid {key} was given with --tune, which chooses by its own search; give a range with --search {key}=LOW..HIGH, or "
-            "values to compare with --by."
+            f"--grid {key} was given with --tune, which chooses by its own search; give a range with --search "
+            f"{key}=LOW..HIGH, or values to compare with --by."
         )
     check_tuning_seeds(request.tuning_seeds, request.seeds)
     check_search(request.search, request.strategies)
@@ -77,8 +77,8 @@ def check_search(ranges: Mapping[str, str], strategies: Sequence[str]) -> None:
         _, key = scope_of(given)
         if key not in SHARED and (key.partition(".")[0] not in CHOICES or key in ABLATIONS):
             raise ConfigError(
-                f"--search {given} was given, but a search is of keys of {', '.join(CHOICES)} that are no amount of training, and of "
-                f"{', '.join(SHARED)}; compare values of others with --by."
+                f"--search {given} was given, but a search is of keys of {', '.join(CHOICES)} that are no amount of "
+                f"training, and of {', '.join(SHARED)}; compare values of others with --by."
             )
         _check_key(given, strategies, option="--search")
 
@@ -97,7 +97,8 @@ def check_tuning_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
         raise ConfigError("no tuning seed was given; expected is 1 or more, such as --tune-seeds 2.")
     if both := sorted({*tuning} & {*seeds}):
         raise ConfigError(
-            f"seed {both[0]} is one of tuning and one of the runs that count, which no trial may have seen; give other --tune-seeds."
+            f"seed {both[0]} is one of tuning and one of the runs that count, which no trial may have seen; give "
+            "other --tune-seeds."
         )
 
 
@@ -120,7 +121,8 @@ def _check_conditions(request: Request) -> None:
         scope, key = scope_of(given)
         if scope is not None and key in request.condition_axes:
             raise ConfigError(
-                f"'{given}' was given, but {key} is a condition, which is the same for all strategies; drop the one or the other."
+                f"'{given}' was given, but {key} is a condition, which is the same for all strategies; drop the one "
+                "or the other."
             )
 
 
@@ -132,7 +134,8 @@ def _check_key(given: str, strategies: Sequence[str], *, option: str) -> None:
             raise ConfigError(f"'{given}' cannot be given to {option} of a comparison: {remedy}.")
     if scope is not None and scope not in strategies:
         raise ConfigError(
-            f"'{given}' is for strategy '{scope}', which is not among {', '.join(strategies)}.{nearest(scope, strategies)}"
+            f"'{given}' is for strategy '{scope}', which is not among "
+            f"{', '.join(strategies)}.{nearest(scope, strategies)}"
         )
     if scope is not None and section not in CHOICES:
         raise ConfigError(

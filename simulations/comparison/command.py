@@ -77,8 +77,11 @@ def compare(
         int,
         typer.Option(
             metavar="N",
-            help="Give every strategy N trials over its own settings and those that all share (learning rate, momentum, weight "
-            "decay, initial scale), judged by held-out training samples; then train it again on all of them.",
+            help=(
+                "Give every strategy N trials over its own settings and those that all share (learning rate, "
+                "momentum, weight decay, initial scale), judged by held-out training samples; then train it again on "
+                "all of them."
+            ),
         ),
     ] = 0,
     tune_seeds: TuneSeedsOption = None,
@@ -86,15 +89,21 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Set it in all trials, such as rounds=20; of a condition's key, tune once at this value.  May be repeated.",
+            help=(
+                "Set it in all trials, such as rounds=20; of a condition's key, tune once at this value.  May be "
+                "repeated."
+            ),
         ),
     ] = None,
     search: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=LOW..HIGH[:log]",
-            help="Where --tune looks, in the place of its own range or besides; x0.1..x10:log is relative to the experiment's "
-            "value, KEY=V,V,... are values, KEY=V holds one.  STRATEGY:KEY is for one strategy.  May be repeated.",
+            help=(
+                "Where --tune looks, in the place of its own range or besides; x0.1..x10:log is relative to the "
+                "experiment's value, KEY=V,V,... are values, KEY=V holds one.  STRATEGY:KEY is for one strategy.  "
+                "May be repeated."
+            ),
         ),
     ] = None,
     workers: WorkersOption = None,

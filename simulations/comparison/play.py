@@ -152,8 +152,9 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
     )  # trials that end otherwise lead elsewhere
     if not is_same:
         raise ResultsError(
-            f"the comparison in {comparison.path} was planned by fedsign {recorded.environment.get('fedsign', 'unknown')}, "
-            "and this version makes other cells of its plan; go on with that version, or start a new comparison."
+            f"the comparison in {comparison.path} was planned by fedsign "
+            f"{recorded.environment.get('fedsign', 'unknown')}, and this version makes other cells of its plan; go "
+            "on with that version, or start a new comparison."
         )
     return play_plan(comparison, make, workers=workers, extend=False, retry_failed=retry_failed)
 
@@ -263,8 +264,8 @@ def _workers(cell_configs: Configs, given: int | None) -> int:
     if engines:
         if given not in (None, 1):
             raise ConfigError(
-                f"workers={given} was given with engine.name={', '.join(sorted(engines))}, which starts processes of its own; "
-                "expected is 1."
+                f"workers={given} was given with engine.name={', '.join(sorted(engines))}, which starts processes of "
+                "its own; expected is 1."
             )
         return 1
     cores = max(config.engine.threads * config.engine.settings["workers"] for config in cell_configs.values())
@@ -277,8 +278,8 @@ def _check_folder(path: Path, plan: Plan, there: Plan | None, *, extend: bool, b
         difference = _difference(plan, there)
         if difference and not extend:
             raise ResultsError(
-                f"{path} holds another plan: {difference}; give another --out, or --extend to take the new plan and keep the "
-                "cells that both have."
+                f"{path} holds another plan: {difference}; give another --out, or --extend to take the new plan and "
+                "keep the cells that both have."
             )
     else:
         check_is_free(path, beside)

@@ -150,8 +150,8 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
     direction = "" if summary.higher_is_better else f" A small {summary.metric} is a good one."
     remarks = [
         f"{summary.metric}: mean ± standard deviation over seeds of the {summary.last_rounds}.{direction}",
-        "Differences are paired by seed, with the 95 % interval (Student's t) of each by itself; verdicts are tests of all pairs "
-        "of strategies, Holm-corrected together: 5 % for one false word or more.",
+        "Differences are paired by seed, with the 95 % interval (Student's t) of each by itself; verdicts are tests "
+        "of all pairs of strategies, Holm-corrected together: 5 % for one false word or more.",
     ]
     if any(entry.to_target for entry in summary.entries):
         origin = "" if is_given else f", which is {100 * TARGET_SHARE:g} % of what the reference ends at"

@@ -19,8 +19,12 @@ from simulations.printing import escaped, print_facts, print_json, print_table
 
 app = typer.Typer(
     name="deploy",
-    help="A federation over several machines: certificates, a kit for each site, checks.\n\n"
-    "'init' on the server's machine, 'check' and 'start' in the kit at each site; 'status' and 'logs' watch it; 'up' and 'down' try it out on one machine.",
+    help=(
+        "A federation over several machines: certificates, a kit for each site, checks.\n"
+        "\n"
+        "'init' on the server's machine, 'check' and 'start' in the kit at each site; 'status' and 'logs' watch it; "
+        "'up' and 'down' try it out on one machine."
+    ),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -44,7 +48,10 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="NAME[=FILE]",
-            help="A site; FILE: the public key that it sent. Without FILE its key is made here and lies in its kit. May be repeated.",
+            help=(
+                "A site; FILE: the public key that it sent. Without FILE its key is made here and lies in its kit. "
+                "May be repeated."
+            ),
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="What the federation is called.")] = "fedsign",
@@ -194,7 +201,8 @@ def status(
     federation, kit = _opened(folder)
     if kit is not None:
         raise ConfigError(
-            f"{kit.folder} is a site's kit, which 'fedsign deploy check' looks at; status is shown on the server's machine."
+            f"{kit.folder} is a site's kit, which 'fedsign deploy check' looks at; status is shown on the server's "
+            "machine."
         )
     found = status_of(federation)
     if json:
@@ -265,8 +273,8 @@ def up(
     federation = open_federation(folder)
     start.up(federation, local, timeout_s=timeout_s, say=_say)
     _say(
-        f"next: fedsign run --set engine.name=superlink --set engine.federation={folder} --set partition.num_clients={local} "
-        f"--set server.cohort_size={local}"
+        f"next: fedsign run --set engine.name=superlink --set engine.federation={folder} --set "
+        f"partition.num_clients={local} --set server.cohort_size={local}"
     )
 
 

@@ -100,12 +100,18 @@ def _checked(
     wanted = [*names, *(_VALIDATION + name for name in names if answer.num_validation)]
     missing = [name for name in wanted if name not in answer.figures]
     if missing:
-        reason = f"{who(answer.partition)}the reply lacks the figures {missing}; run the same version of FedSign at every node."
+        reason = (
+            f"{who(answer.partition)}the reply lacks the figures {missing}; run the same version of FedSign at every "
+            "node."
+        )
         return Failure(partition=answer.partition, reason=reason)
     diverged = [
         name for name in wanted if name in ("loss", _VALIDATION + "loss") and not isfinite(answer.figures[name])
     ]
     if diverged:
-        reason = f"{who(answer.partition)}its {diverged[0]} is {answer.figures[diverged[0]]}; expected is a finite number: the model diverged on its samples."
+        reason = (
+            f"{who(answer.partition)}its {diverged[0]} is {answer.figures[diverged[0]]}; expected is a finite "
+            "number: the model diverged on its samples."
+        )
         return Failure(partition=answer.partition, reason=reason)
     return replace(answer, figures={name: answer.figures[name] for name in wanted})

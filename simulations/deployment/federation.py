@@ -165,7 +165,8 @@ def open_federation(folder: Path) -> Federation:
         return Federation(folder=folder.resolve(), **tree | {"hosts": tuple(tree["hosts"])})
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{folder} holds no federation ({FILE} is missing); name another folder, or make one with 'fedsign deploy init'."
+            f"{folder} holds no federation ({FILE} is missing); name another folder, or make one with 'fedsign "
+            "deploy init'."
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); restore it from a copy.") from error
@@ -205,7 +206,8 @@ def check_bind(bind: str) -> None:
     """Raise ConfigError unless it is an address."""
     if address_of(bind) is None:
         raise ConfigError(
-            f"--bind {bind} is no address; expected is one of this machine's, such as 192.0.2.10, or 0.0.0.0 for all of them."
+            f"--bind {bind} is no address; expected is one of this machine's, such as 192.0.2.10, or 0.0.0.0 for all "
+            "of them."
         )
 
 

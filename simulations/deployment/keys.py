@@ -96,8 +96,8 @@ def validity(end: dt.datetime) -> tuple[State, str]:
     left = (end - _now()) / dt.timedelta(days=1)
     if left <= 0:
         return "broken", (
-            f"ended on {end:%Y-%m-%d %H:%M} UTC; make a new one on the server's machine with 'fedsign deploy renew', and start the "
-            "SuperLink again"
+            f"ended on {end:%Y-%m-%d %H:%M} UTC; make a new one on the server's machine with 'fedsign deploy renew', "
+            "and start the SuperLink again"
         )
     if left <= _WARN_DAYS:
         return "warn", f"ends in {left:.0f} days, on {end:%Y-%m-%d}; make a new one with 'fedsign deploy renew'"

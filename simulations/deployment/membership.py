@@ -64,7 +64,8 @@ def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClie
             raise EngineError(f"the SuperLink refused: {error.response.text[-500:]}") from error
         except httpx.HTTPError as error:
             raise LinkLostError(
-                f"the SuperLink gave no answer at {address} ({type(error).__name__}); see whether it still runs, or start it again."
+                f"the SuperLink gave no answer at {address} ({type(error).__name__}); see whether it still runs, or "
+                "start it again."
             ) from error
 
 

@@ -24,16 +24,21 @@ from simulations.deployment.keys import load_private
 from simulations.deployment.kits import AUTHORITY_FILE, Kit
 
 _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64  # of OpenSSL's X509_V_ERR_...
-_OTHER_NAME = "the certificate of the server is not made out to {host}; its people make one that is with 'fedsign deploy renew --host {host}'."
+_OTHER_NAME = (
+    "the certificate of the server is not made out to {host}; its people make one that is with 'fedsign deploy renew "
+    "--host {host}'."
+)
 _UNTRUSTED = {
-    _EXPIRED: "the certificate of {host} has expired; its people make a new one with 'fedsign deploy renew' and start the SuperLink "
-    "again (if it has not, this machine's clock is wrong).",
+    _EXPIRED: (
+        "the certificate of {host} has expired; its people make a new one with 'fedsign deploy renew' and start the "
+        "SuperLink again (if it has not, this machine's clock is wrong)."
+    ),
     _NAME_MISMATCH: _OTHER_NAME,
     _ADDRESS_MISMATCH: _OTHER_NAME,
 }
 _FOREIGN = (
-    "the certificate of {host} is not signed by this federation's CA ({why}); it is another server, or the federation was made anew: "
-    "ask for a new kit."
+    "the certificate of {host} is not signed by this federation's CA ({why}); it is another server, or the "
+    "federation was made anew: ask for a new kit."
 )
 _TIMEOUT_S = 5.0
 HEARTBEAT_S = HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
@@ -80,12 +85,13 @@ def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
         raise ServerError(sentence.format(host=host, why=error.verify_message)) from error
     except ssl.SSLError as error:
         raise ServerError(
-            f"what answers at {host}, port {port}, does not speak TLS ({error.reason}); is it another program, or a federation "
-            "made with --insecure?"
+            f"what answers at {host}, port {port}, does not speak TLS ({error.reason}); is it another program, or a "
+            "federation made with --insecure?"
         ) from error
     except (OSError, HTTPException) as error:
         raise AwayError(
-            f"nothing answers at {host}, port {port} ({error}); start the SuperLink there, and let the firewall pass this port."
+            f"nothing answers at {host}, port {port} ({error}); start the SuperLink there, and let the firewall pass "
+            "this port."
         ) from error
     finally:
         connection.close()
@@ -132,8 +138,8 @@ def check_is_known(kit: Kit, *, host: str) -> bool:
     except httpx.HTTPError as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.PRECONDITION_FAILED:
             raise StillThereError(
-                f"the SuperLink knows this site's key, but believes that its former SuperNode is still connected: for {HEARTBEAT_S} s "
-                "after that was killed, or as long as another machine uses the same key."
+                "the SuperLink knows this site's key, but believes that its former SuperNode is still connected: for "
+                f"{HEARTBEAT_S} s after that was killed, or as long as another machine uses the same key."
             ) from error
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504):
             raise EngineError(

@@ -29,8 +29,8 @@ Say = Callable[[str], None]
 _START = [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start"]
 _SLACK_S, _POLL_S = 15.0, 1.0
 UNSAFE = (
-    "this federation is insecure, as was asked for with --insecure: what it sends can be read and changed on its way, and any "
-    "machine may take part. For trying out only."
+    "this federation is insecure, as was asked for with --insecure: what it sends can be read and changed on its "
+    "way, and any machine may take part. For trying out only."
 )
 
 
@@ -100,13 +100,14 @@ def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Say) ->
     sites = federation.active[:num_sites]
     if len(sites) < num_sites:
         raise ConfigError(
-            f"--local {num_sites} was given, but the federation {federation.name} has {len(federation.active)} active sites; make "
-            "more with 'fedsign deploy add-site'."
+            f"--local {num_sites} was given, but the federation {federation.name} has {len(federation.active)} "
+            "active sites; make more with 'fedsign deploy add-site'."
         )
     _check_not_running(federation.server)
     if answers(federation):
         raise EngineError(
-            f"another program listens at {federation.local_address}; end it, or make the federation with another --port."
+            f"another program listens at {federation.local_address}; end it, or make the federation with another "
+            "--port."
         )
     programs = Programs(federation.folder / "logs")
     programs.logs.mkdir(exist_ok=True)

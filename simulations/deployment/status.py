@@ -29,7 +29,10 @@ def status_of(federation: Federation) -> Row:
         link = f"not running; start it with {federation.server / 'start.sh'}"
     else:
         since = f"{dt.datetime.fromtimestamp(process.create_time()):%Y-%m-%d %H:%M}"
-        link = f"process {process.pid} at {federation.local_address} since {since}{'' if is_up else ', does not answer yet'}"
+        link = (
+            f"process {process.pid} at {federation.local_address} since "
+            f"{since}{'' if is_up else ', does not answer yet'}"
+        )
     ends = None if federation.insecure else ends_at(federation.certificate)
     names = {site.partition: site.name for site in federation.active}
     return {

@@ -41,8 +41,10 @@ def valley(
         str,
         typer.Option(
             metavar="NAME,NAME,...",
-            help="Noises (gaussian, uniform, ternary, gaussian_1, uniform_01, binary, ones) and special directions (initial, "
-            "final, sign, sign_centred, sgp, sgp_centred).",
+            help=(
+                "Noises (gaussian, uniform, ternary, gaussian_1, uniform_01, binary, ones) and special directions "
+                "(initial, final, sign, sign_centred, sgp, sgp_centred)."
+            ),
         ),
     ] = "gaussian",
     draws: Annotated[int, typer.Option(help="Of each noise; a symmetric one is taken both ways, eps and -eps.")] = 5,
@@ -197,8 +199,8 @@ def shown(value: float | None, *, sign: str = "") -> str:
 def _print_valley(found: Any) -> None:
     console, facts = Console(soft_wrap=True, highlight=False), found.facts
     console.print(
-        f"[bold]{escaped(found.name)}[/]: {facts['model']} with {facts['num_parameters']:,} parameters, on {facts['num_samples']:,} "
-        f"test samples of {facts['data']}"
+        f"[bold]{escaped(found.name)}[/]: {facts['model']} with {facts['num_parameters']:,} parameters, on "
+        f"{facts['num_samples']:,} test samples of {facts['data']}"
     )
     _print_centres(facts)
     if not found.summary:
@@ -220,10 +222,13 @@ def _print_valley(found: Any) -> None:
         ]
     )
     console.print(
-        f"{what} - and +: means over lambda in [-1, 0] and [0, 1]; asymmetry: their difference, with a 95 % interval over draws; "
-        "width: the |lambda| at which it has risen by 0.1, - where it does not."
+        f"{what} - and +: means over lambda in [-1, 0] and [0, 1]; asymmetry: their difference, with a 95 % interval "
+        "over draws; width: the |lambda| at which it has risen by 0.1, - where it does not."
         + (
-            " Of a symmetric noise each draw is a pair, eps and -eps: its asymmetry is 0 by symmetry, and ± is that of one direction."
+            (
+                " Of a symmetric noise each draw is a pair, eps and -eps: its asymmetry is 0 by symmetry, and ± is "
+                "that of one direction."
+            )
             if any(row["is_paired"] for row in found.summary)
             else ""
         ),
@@ -245,7 +250,10 @@ def _print_centres(facts: Any) -> None:
             ("evaluated model", f"{_values(own)}  BatchNorm's own running statistics"),
             (
                 "centre here",
-                f"{_values(facts['centre'])}  statistics of {facts['num_statistics']:,} training samples; --statistics 0 keeps the model's",
+                (
+                    f"{_values(facts['centre'])}  statistics of {facts['num_statistics']:,} training samples; "
+                    "--statistics 0 keeps the model's"
+                ),
             ),
         ]
     )
@@ -273,7 +281,10 @@ def _print_trajectory(found: Any) -> None:
             ("explained variance", f"{shares[0]} and {shares[1]}"),
             (
                 "first to last",
-                f"{'error' if 'error' in first else 'loss'} {shown(first.get('error', first['loss']))} to {shown(last.get('error', last['loss']))}",
+                (
+                    f"{'error' if 'error' in first else 'loss'} {shown(first.get('error', first['loss']))} to "
+                    f"{shown(last.get('error', last['loss']))}"
+                ),
             ),
         ],
         title=found.name,

@@ -73,8 +73,8 @@ def _warn_of_other_data(first: Subject, second: Subject) -> None:
     one, other = first.workload.config, second.workload.config
     if (one.seed, one.data) != (other.seed, other.data):
         _log.warning(
-            "%s and %s hold out other test samples (other seed or data): the second model may have been trained on some of those "
-            "that it is looked at on.",
+            "%s and %s hold out other test samples (other seed or data): the second model may have been trained on "
+            "some of those that it is looked at on.",
             first.source,
             second.source,
         )

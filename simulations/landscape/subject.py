@@ -51,8 +51,8 @@ class Subject:
         for name, tensor in self.tensors.items():
             if not is_finite(tensor):
                 raise ResultsError(
-                    f"the model in {self.source} holds NaN or infinite values in tensor '{name}': its training diverged; give a "
-                    "model or a checkpoint from before."
+                    f"the model in {self.source} holds NaN or infinite values in tensor '{name}': its training "
+                    "diverged; give a model or a checkpoint from before."
                 )
 
     @cached_property
@@ -116,8 +116,8 @@ class Subject:
             raise ConfigError(f"{count} samples were asked for, but expected is 1 or more.")
         if not len(samples):
             raise ConfigError(
-                f"{self.source} was trained on data that lie at sites, and none of them are here; name folders here with "
-                "--set engine.name=in_process --set 'partition.roots=[\"...\"]', or other data."
+                f"{self.source} was trained on data that lie at sites, and none of them are here; name folders here "
+                "with --set engine.name=in_process --set 'partition.roots=[\"...\"]', or other data."
             )
         chosen = np.arange(len(samples))
         if count is not None and count < len(samples):

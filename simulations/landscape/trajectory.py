@@ -72,8 +72,8 @@ def _path(run: RunFolder, subject: Subject, landscape: Landscape) -> tuple[list[
     rounds = checkpoints.rounds_on_disk(run.checkpoints)
     if len(rounds) < _FEWEST:
         raise ResultsError(
-            f"{run.path} keeps {len(rounds)} checkpoints, but expected are {_FEWEST} or more to draw its path; run it again "
-            "with --set results.checkpoint_every=1 --set results.keep_checkpoints=1000."
+            f"{run.path} keeps {len(rounds)} checkpoints, but expected are {_FEWEST} or more to draw its path; run "
+            "it again with --set results.checkpoint_every=1 --set results.keep_checkpoints=1000."
         )
     found = []
     for round in rounds:

@@ -59,8 +59,8 @@ class _Asked:
             if name not in NOISES and name not in SPECIAL:
                 known = [*NOISES, *SPECIAL]
                 raise ConfigError(
-                    f"direction '{name}' is not known.{nearest(name, known)} Expected is a noise ({', '.join(NOISES)}) or a special "
-                    f"direction ({', '.join(SPECIAL)})."
+                    f"direction '{name}' is not known.{nearest(name, known)} Expected is a noise "
+                    f"({', '.join(NOISES)}) or a special direction ({', '.join(SPECIAL)})."
                 )
         if self.scaling not in [*Scaling]:
             raise ConfigError(f"--scaling={self.scaling} was given.{one_of(self.scaling, Scaling)}.")

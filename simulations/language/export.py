@@ -44,7 +44,8 @@ def _end_id(config: ExperimentConfig) -> int:
     text = Workload(config).dataset.text
     if text is None:
         raise ConfigError(
-            f"data.name={config.data.name} is no text, but an export for `transformers` is of language models; give a run of one."
+            f"data.name={config.data.name} is no text, but an export for `transformers` is of language models; give "
+            "a run of one."
         )
     return text.end_id
 

@@ -26,7 +26,10 @@ def memory(
         str | None,
         typer.Option(
             metavar="NAME|CONFIG.JSON",
-            help="llama-2-7b (without anything else), llama-2-70b, mistral-7b, tinyllama, gpt2-small, or a config.json of Hugging Face's.",
+            help=(
+                "llama-2-7b (without anything else), llama-2-70b, mistral-7b, tinyllama, gpt2-small, or a "
+                "config.json of Hugging Face's."
+            ),
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="An experiment's TOML file, in place of --model.")] = None,
@@ -38,7 +41,10 @@ def memory(
         str | None,
         typer.Option(
             metavar="NAME,NAME,...",
-            help="full, lora, galore, lisa (E+H+2L), or E+H+nL with n blocks at a time; without it, all that the model can take.",
+            help=(
+                "full, lora, galore, lisa (E+H+2L), or E+H+nL with n blocks at a time; without it, all that the "
+                "model can take."
+            ),
         ),
     ] = None,
     batch: Annotated[
@@ -104,12 +110,13 @@ def memory(
         )
     if measure and devices > 1:
         raise ConfigError(
-            f"--measure was given with --devices {devices}, but a step is measured on one device; leave one of the two out."
+            f"--measure was given with --devices {devices}, but a step is measured on one device; leave one of the "
+            "two out."
         )
     if masters and state_dtype not in (None, "float32"):
         raise ConfigError(
-            f"--masters was given with --state-dtype {state_dtype}; copies for the optimizer are float32, and so are their "
-            "moments: leave one of the two out."
+            f"--masters was given with --state-dtype {state_dtype}; copies for the optimizer are float32, and so are "
+            "their moments: leave one of the two out."
         )
     if out is not None:
         figures.check_name(out)
@@ -166,7 +173,10 @@ def _print_rows(rows: list[Any], heading: str, how: str, card: str | None) -> No
         if row.measured is not None and row.measured.refused:
             console.print(f"{escaped(row.method)} was not measured: {escaped(row.measured.refused)}.")
     console.print(
-        f"{how}. The peak is below the sum: gradients come while activations go. A device's context and libraries are not in it.",
+        (
+            f"{how}. The peak is below the sum: gradients come while activations go. A device's context and "
+            "libraries are not in it."
+        ),
         style="dim",
     )
 

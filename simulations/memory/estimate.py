@@ -74,7 +74,8 @@ def of_named(model: str, *, batch: int | None, tokens: int | None, checkpoint: b
     subject, tokens, batch = subject_of(model), tokens or DEFAULT_TOKENS, batch or 1
     if subject.longest is not None and tokens > subject.longest:
         raise ConfigError(
-            f"--tokens {tokens} was given, but {subject.title} has {subject.longest} positions; expected is at most that."
+            f"--tokens {tokens} was given, but {subject.title} has {subject.longest} positions; expected is at most "
+            "that."
         )
     return Work(
         title=f"{subject.title}, {batch} x {tokens:,} tokens",
@@ -96,12 +97,14 @@ def of_experiment(config: ExperimentConfig, *, batch: int | None, tokens: int | 
         )
     if config.engine.precision != "float32":
         raise ConfigError(
-            f"engine.precision={config.engine.precision} is estimated with all weights in it by --dtype {config.engine.precision}; "
-            "autocast, which keeps float32 weights beside it, is not: set engine.precision=float32 here."
+            f"engine.precision={config.engine.precision} is estimated with all weights in it by --dtype "
+            f"{config.engine.precision}; autocast, which keeps float32 weights beside it, is not: set "
+            "engine.precision=float32 here."
         )
     if checkpoint:
         raise ConfigError(
-            "--checkpoint is for a model by name; an experiment says it itself: --set model.checkpoint_activations=true."
+            "--checkpoint is for a model by name; an experiment says it itself: --set "
+            "model.checkpoint_activations=true."
         )
     if tokens is not None:
         raise ConfigError(

@@ -47,7 +47,8 @@ def get(name: str, *, data: str = "", root: str = "", model: str = "") -> Recipe
     where = where_of(data or next(iter(known)), root, model)
     if not recipe.takes_other_data and where.set_name not in known:
         raise ConfigError(
-            f"--data {data} was given, but what recipe '{name}' compares with was published on {' and '.join(known)}: name that."
+            f"--data {data} was given, but what recipe '{name}' compares with was published on "
+            f"{' and '.join(known)}: name that."
         )
     return replace(
         recipe,

@@ -74,8 +74,8 @@ def _data(data: str, root: str) -> dict[str, Any]:
         if path.is_dir():
             return {"name": "image_folder", "root": str(path.resolve())}
         raise ConfigError(
-            f"--data {data} was given, but it is neither an .npz file nor a folder with one folder a class here, nor a registered "
-            f"data set.{one_of(data, KINDS['dataset'].table)}."
+            f"--data {data} was given, but it is neither an .npz file nor a folder with one folder a class here, nor "
+            f"a registered data set.{one_of(data, KINDS['dataset'].table)}."
         )
     if root and "root" not in names_of("dataset", data):
         raise ConfigError(f"'{data}' reads no files of a folder: drop --data-root.")

@@ -73,14 +73,20 @@ def worker(
         str,
         typer.Option(
             metavar="FILE",
-            help="What machines have to know, as in the first one's client.sharding.secret_file; needed unless HOST is this machine.",
+            help=(
+                "What machines have to know, as in the first one's client.sharding.secret_file; needed unless HOST "
+                "is this machine."
+            ),
         ),
     ] = "",
     interface: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="The network interface by which ranks speak, such as ib0; without it, that by which this machine has joined.",
+            help=(
+                "The network interface by which ranks speak, such as ib0; without it, that by which this machine has "
+                "joined."
+            ),
         ),
     ] = "",
     data_root: Annotated[

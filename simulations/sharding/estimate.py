@@ -68,8 +68,8 @@ class Asked:
     def subtitle(self) -> str:
         """Network and step, in a line."""
         return (
-            f"{self.intra} within a group, {self.inter} between groups for each {self.link}, {self.collectives} collectives; "
-            f"{self.accumulate} micro-batches a step"
+            f"{self.intra} within a group, {self.inter} between groups for each {self.link}, {self.collectives} "
+            f"collectives; {self.accumulate} micro-batches a step"
         )
 
 
@@ -84,8 +84,8 @@ def with_network(asked: Asked) -> Asked | None:
         missing = [f"--{name}" for name in _MEASURED if name not in given and name != "link"]
         if missing:
             raise ConfigError(
-                f"{', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not given; say what your ranks have, such as --ranks 32 "
-                "--intra 2000Gbps --inter 80Gbps, or start them with torchrun and --measure."
+                f"{', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not given; say what your ranks have, "
+                "such as --ranks 32 --intra 2000Gbps --inter 80Gbps, or start them with torchrun and --measure."
             )
         return replace(asked, link=asked.link or Link.RANK)
     if given:
@@ -219,7 +219,9 @@ def show(found: Found) -> None:
     """Print the table, what to take, and where the picture is."""
     console = Console(soft_wrap=True, highlight=False)
     console.print(
-        f"[bold]{escaped(found.asked.title)}[/]\n{escaped(found.asked.subtitle)}\nmodel states of a rank; seconds a step"
+        f"[bold]{escaped(found.asked.title)}[/]\n"
+        f"{escaped(found.asked.subtitle)}\n"
+        "model states of a rank; seconds a step"
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("strategy", "known as"):
@@ -251,4 +253,7 @@ def _advice(found: Found) -> str:
             f"nothing fits {limit}: the least is {first.strategy.name} with {byte_count(round(first.memory_bytes))}; "
             "take more ranks, or train a smaller part."
         )
-    return f"take [bold]{first.strategy.name}[/]: of those within 5 % of the fastest that fits {limit} (fast), it needs the least memory."
+    return (
+        f"take [bold]{first.strategy.name}[/]: of those within 5 % of the fastest that fits {limit} (fast), it needs "
+        "the least memory."
+    )

@@ -72,6 +72,7 @@ def _quantity(text: str, units: dict[str, int], *, option: str, example: str) ->
         value = 0.0
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(
-            f"{option} {text} was given; expected is a number above 0 with a unit ({', '.join(units)}), such as {example}."
+            f"{option} {text} was given; expected is a number above 0 with a unit ({', '.join(units)}), such as "
+            f"{example}."
         )
     return value

@@ -39,7 +39,8 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
         initial = first.initial_vector(layout)
         if initial is None:
             raise ConfigError(
-                f"{first.source} alone was given, and what its training began with is not known; expected is a run, or two files."
+                f"{first.source} alone was given, and what its training began with is not known; expected is a run, "
+                "or two files."
             )
         models = {"initial": initial, **models}
     elif len(models) < len(subjects):

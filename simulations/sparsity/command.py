@@ -67,7 +67,10 @@ def coordinates(
     experiment, tried = configs.load(config, overrides or []), numbers("--densities", densities)
     found = looking.look(experiment, schemes=words(schemes), densities=tried, seeds=seeds, steps=steps)
     written = found.write(out or Path("analysis") / found.name)
-    remark = "ratio: to the first density, smallest and largest over seeds and modules; change: of the activations by the first step."
+    remark = (
+        "ratio: to the first density, smallest and largest over seeds and modules; change: of the activations by the "
+        "first step."
+    )
     print_found(found, written, _scheme_row, remark, as_json=json)
 
 
@@ -92,7 +95,10 @@ def transfer(
         str | None,
         typer.Option(
             metavar="A..B|V,V,...",
-            help="To try: all from A on to B, each twice the last, or these; 2^-7 is a number too. Without it, nine around the experiment's.",
+            help=(
+                "To try: all from A on to B, each twice the last, or these; 2^-7 is a number too. Without it, nine "
+                "around the experiment's."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -160,8 +166,9 @@ def transfer(
         typer.echo(_best_as_toml(found.summary, found.facts["setting"], scheme), nl=False)
         return
     remark = (
-        "moved: factors of two from the proxy's best (of single seeds); kept: the proxy's best used here, and how much more "
-        "than the own best that is; *: the best is the first or last of the values, so that it may lie beyond."
+        "moved: factors of two from the proxy's best (of single seeds); kept: the proxy's best used here, and how "
+        "much more than the own best that is; *: the best is the first or last of the values, so that it may lie "
+        "beyond."
     )
     print_found(found, written, _row, remark, as_json=json)
 
@@ -185,7 +192,8 @@ def values_of(text: str) -> list[float]:
         return [low * 2.0**power for power in range(int(math.log2(high / low) + 1e-9) + 1)]
     except ValueError as error:
         raise ConfigError(
-            f"--values {text} was given, but expected are numbers with commas between them, or A..B with 0 < A < B, such as 2^-9..2^-3."
+            f"--values {text} was given, but expected are numbers with commas between them, or A..B with 0 < A < B, "
+            "such as 2^-9..2^-3."
         ) from error
 
 

@@ -92,8 +92,8 @@ def look(
     check_sweep(schemes, densities)
     if not schemes or not densities or min(seeds, steps) < 1:
         raise ConfigError(
-            f"{len(schemes)} schemes, {len(densities)} densities, --seeds={seeds} and --steps={steps} were given, but expected is "
-            "one of each at least."
+            f"{len(schemes)} schemes, {len(densities)} densities, --seeds={seeds} and --steps={steps} were given, "
+            "but expected is one of each at least."
         )
     sizes, changes = [], []
     for seed in range(config.seed, config.seed + seeds):
@@ -153,8 +153,8 @@ def _watched(workload: Workload, steps: int) -> tuple[Sequence[str], NDArray[np.
     modules = roles_of_model(model).watched
     if not modules:
         raise ConfigError(
-            f"model.name={workload.config.model.name} has no hidden layer to watch; give it two or more layers, or name modules in "
-            "model_roles.watched."
+            f"model.name={workload.config.model.name} has no hidden layer to watch; give it two or more layers, or "
+            "name modules in model_roles.watched."
         )
     optimizer = optimizer_of(client.optimizer, model, client.lr, client.weight_decay)
     batches = drawn_batches(workload)

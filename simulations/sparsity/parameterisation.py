@@ -20,8 +20,8 @@ def look(config: ExperimentConfig) -> dict[str, Any]:
     made = parameterised(model)
     if made is None:
         raise ConfigError(
-            "parameterisation.name=none was given, under which every tensor keeps the model's own start and client.lr; name a "
-            "parameterisation, such as --set parameterisation.name=smupar."
+            "parameterisation.name=none was given, under which every tensor keeps the model's own start and "
+            "client.lr; name a parameterisation, such as --set parameterisation.name=smupar."
         )
     plan = made.plan
     optimizer = optimizer_of(client.optimizer, model, client.lr, client.weight_decay)

@@ -48,7 +48,8 @@ def alone(config: ExperimentConfig, steps: int) -> ExperimentConfig:
     """
     if client_data_of(config) is not None:
         raise ConfigError(
-            f"partition.name={config.partition.name} was given with --steps, which trains in one place; drop --steps to play the experiment's rounds."
+            f"partition.name={config.partition.name} was given with --steps, which trains in one place; drop --steps "
+            "to play the experiment's rounds."
         )
     kept = {"local_steps": steps, "local_epochs": 0, "path": "sequential", "chunk": 0, "sharding": {}}
     data = config.model_dump(mode="json")
@@ -73,8 +74,8 @@ def check(config: ExperimentConfig, *, steps: int, like: Workload | None = None)
     if not steps:
         if not EngineTraits.of(config.engine.name).trains_here:
             raise ConfigError(
-                f"engine.name={config.engine.name} was given, but a sweep plays its federations in process; drop the engine, or give "
-                "--steps to train without a federation."
+                f"engine.name={config.engine.name} was given, but a sweep plays its federations in process; drop the "
+                "engine, or give --steps to train without a federation."
             )
         return api.check(config, like=like)
     workload = Workload(alone(config, steps))

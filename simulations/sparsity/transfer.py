@@ -70,16 +70,18 @@ def check(asked: Asked) -> None:
             raise ConfigError(f"{what} was given as {list(given)}, but expected is one at least, and each once.")
     if asked.values and (asked.values[0] <= 0 or any(low >= high for low, high in pairwise(asked.values))):
         raise ConfigError(
-            f"--values was given as {list(asked.values)}, but expected are numbers above 0 that ascend, such as 2^-9..2^-3."
+            f"--values was given as {list(asked.values)}, but expected are numbers above 0 that ascend, such as "
+            "2^-9..2^-3."
         )
     if asked.seeds < 1 or min(asked.steps, asked.samples, *asked.widths, 0) < 0:
         raise ConfigError(
-            f"--seeds={asked.seeds}, --steps={asked.steps}, --samples={asked.samples} and widths {list(asked.widths)} were given, but "
-            "expected is one seed at least, and nothing below 0."
+            f"--seeds={asked.seeds}, --steps={asked.steps}, --samples={asked.samples} and widths "
+            f"{list(asked.widths)} were given, but expected is one seed at least, and nothing below 0."
         )
     if asked.samples and not asked.steps:
         raise ConfigError(
-            "--samples was given without --steps; a federation is evaluated on all that it holds out: drop the one, or give the other."
+            "--samples was given without --steps; a federation is evaluated on all that it holds out: drop the one, "
+            "or give the other."
         )
 
 
@@ -92,7 +94,8 @@ def tune(config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int |
     check(asked)
     if ParameterisationPart.of(config).settings.get("densities"):
         raise ConfigError(
-            "parameterisation.densities was given, which stands before the densities that are tried; drop it from the experiment."
+            "parameterisation.densities was given, which stands before the densities that are tried; drop it from "
+            "the experiment."
         )
     own_width = roles_of_model(Workload(variant(config, asked.schemes[0], 1.0)).make_model()).width
     asked = _completed(config, asked, own_width)
@@ -117,8 +120,9 @@ def widened(config: ExperimentConfig, width: int) -> ExperimentConfig:
         scaled = [each * width / current for each in (value if is_list else [value])]
         if any(each != int(each) or each < 1 for each in scaled):
             raise ConfigError(
-                f"--widths has {width}, which is {width / current:g} times the experiment's, but model.{name}={value} times that is no "
-                f"whole number; expected is a multiple of {current}, or a part of it that divides all layers."
+                f"--widths has {width}, which is {width / current:g} times the experiment's, but "
+                f"model.{name}={value} times that is no whole number; expected is a multiple of {current}, or a part "
+                "of it that divides all layers."
             )
         changed[f"model.{name}"] = [int(each) for each in scaled] if is_list else int(scaled[0])
     return config.replace(**changed)
@@ -134,7 +138,8 @@ def width_of(config: ExperimentConfig) -> int:
         if value := config.model.settings.get(name):
             return int(value[-1] if isinstance(value, list | tuple) else value)
     raise ConfigError(
-        f"model.name={config.model.name} has none of the settings {', '.join(_WIDTHS)}, so that its width cannot be tried; drop --widths."
+        f"model.name={config.model.name} has none of the settings {', '.join(_WIDTHS)}, so that its width cannot be "
+        "tried; drop --widths."
     )
 
 
@@ -146,7 +151,10 @@ def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
     thin = [pair for pair in product(widths, asked.densities) if prod(pair) < _FEWEST_INPUTS]
     if thin:
         _log.warning(
-            "width %d at density %g leaves a unit %g inputs; rules for widths and densities are rules for many of them.",
+            (
+                "width %d at density %g leaves a unit %g inputs; rules for widths and densities are rules for many "
+                "of them."
+            ),
             *thin[-1],
             prod(thin[-1]),
         )

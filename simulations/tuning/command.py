@@ -20,15 +20,19 @@ def search(
         typer.Option(
             "--search",
             metavar="KEY=LOW..HIGH[:log]",
-            help="Where to look, in the place of a key's own range or besides; x0.1..x10:log is relative to the experiment's "
-            "value, KEY=V,V,... are values, KEY=V holds one.  May be repeated.",
+            help=(
+                "Where to look, in the place of a key's own range or besides; x0.1..x10:log is relative to the "
+                "experiment's value, KEY=V,V,... are values, KEY=V holds one.  May be repeated."
+            ),
         ),
     ] = None,
     beside_learn: Annotated[
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="Learn these by gradients as well, as 'fedsign tune learn' does, for as much compute as the search has.",
+            help=(
+                "Learn these by gradients as well, as 'fedsign tune learn' does, for as much compute as the search has."
+            ),
             show_default=False,
         ),
     ] = None,

@@ -49,14 +49,18 @@ class Learnt:
     def lead(self) -> str:
         """What both had, in words."""
         return (
-            f"The search and the gradients had the same compute: that of {self.budget:,.0f} rounds, of which the gradients used {self.spent:,.0f}. "
-            "Compute is counted in floating-point operations, and said in rounds of plain training."
+            f"The search and the gradients had the same compute: that of {self.budget:,.0f} rounds, of which the "
+            f"gradients used {self.spent:,.0f}. Compute is counted in floating-point operations, and said in rounds "
+            "of plain training."
         )
 
     def record(self, name: str, *, runs: int) -> dict[str, Any]:
         """See [Note: trials] in fedsign.comparison.tuning."""
         stopped = "; diverged in the last one" if self.diverged else ""
-        said = f"{plural(self.steps, 'step')} of {plural(self.rounds, 'round')}, each at {self.cost:g}: {self.spent:,.0f} rounds{stopped}"
+        said = (
+            f"{plural(self.steps, 'step')} of {plural(self.rounds, 'round')}, each at {self.cost:g}: "
+            f"{self.spent:,.0f} rounds{stopped}"
+        )
         facts = {"strategy": name, "condition": {}, "space": {}, "trials": 1, "runs": runs, "rounds": round(self.spent)}
         return {**facts, "budget": said, "seconds": self.seconds, "losses": list(self.losses)}
 
@@ -78,8 +82,8 @@ class Gradients:
         """
         if WEIGHTS in self.names:
             raise ConfigError(
-                f"{WEIGHTS} was given, but weights are of the clients of one split, and tuning and results have splits of their own; "
-                "learn them with 'fedsign tune learn'."
+                f"{WEIGHTS} was given, but weights are of the clients of one split, and tuning and results have "
+                "splits of their own; learn them with 'fedsign tune learn'."
             )
         rounds = self.rounds or config.rounds
         cost = self.cost(config.replace(seed=seeds[0]), rounds=rounds)
@@ -87,8 +91,8 @@ class Gradients:
         steps = int((budget - len(seeds) * config.rounds) / (rounds * cost)) - 1
         if steps < 1:
             raise ConfigError(
-                f"the search's {budget:g} rounds are not worth a step of {plural(rounds, 'round')} at {cost:g} each, the last look at what was "
-                "learnt and its validation; raise --trials or lower --learn-rounds."
+                f"the search's {budget:g} rounds are not worth a step of {plural(rounds, 'round')} at {cost:g} each, "
+                "the last look at what was learnt and its validation; raise --trials or lower --learn-rounds."
             )
         path = folder / FILE
         digest = digest_of(

@@ -231,7 +231,10 @@ def test_settings_of_matplotlib_are_neither_changed_nor_obeyed(tmp_path: Path) -
 
 
 def test_matplotlib_is_loaded_by_an_export_only() -> None:
-    code = "import sys, fedsign.comparison.export, fedsign.comparison.report; print({'torch', 'flwr', 'matplotlib'} & set(sys.modules))"
+    code = (
+        "import sys, fedsign.comparison.export, fedsign.comparison.report; print({'torch', 'flwr', 'matplotlib'} & "
+        "set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

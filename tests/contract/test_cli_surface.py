@@ -63,7 +63,8 @@ def test_help_imports_nothing_heavy() -> None:
         "    main()\n"
         "except SystemExit as end:\n"
         "    assert not end.code, end.code\n"
-        "heavy = {'torch', 'flwr', 'numpy', 'matplotlib', 'scipy', 'sklearn', 'pydantic', 'cryptography'} & set(sys.modules)\n"
+        "heavy = {'torch', 'flwr', 'numpy', 'matplotlib', 'scipy', 'sklearn', 'pydantic', 'cryptography'} & "
+        "set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

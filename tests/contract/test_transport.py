@@ -308,7 +308,8 @@ def test_another_key_is_refused_and_both_ends_know_why(keys: tuple[bytes, bytes]
     for end in handshaken(pair, keys=keys):
         assert isinstance(end.exception(), JoinError)
         assert str(end.exception()) == (
-            "the connecting machine has another secret than the listening one, or somebody is between them; compare the files."
+            "the connecting machine has another secret than the listening one, or somebody is between them; compare "
+            "the files."
         )
 
 
@@ -398,7 +399,8 @@ def test_an_end_that_does_not_speak_tls_is_refused() -> None:
 def test_other_facts_are_refused_and_both_ends_know_why(name: str, pair: Pair) -> None:
     for end in handshaken(pair, facts=FACTS | {name: "0.0.1"}):
         assert str(end.exception()) == (
-            f"the connecting machine has {name} 0.0.1, but the listening one has {FACTS[name]}; install the same versions on both."
+            f"the connecting machine has {name} 0.0.1, but the listening one has {FACTS[name]}; install the same "
+            "versions on both."
         )
 
 

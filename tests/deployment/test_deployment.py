@@ -380,8 +380,10 @@ def test_what_flower_does_not_answer_is_one_row_of_the_check(
     assert rows["sites"] == {
         "what": "sites",
         "state": "broken",
-        "detail": f"the SuperLink gave no answer at {silent.local_address} (ConnectTimeout); see whether it still runs, or start it "
-        "again.",
+        "detail": (
+            f"the SuperLink gave no answer at {silent.local_address} (ConnectTimeout); see whether it still runs, or "
+            "start it again."
+        ),
     }
     assert rows["certificate"]["state"] == "ok"
 

@@ -104,9 +104,9 @@ def test_a_rank_or_a_machine_that_dies_ends_its_clients_round_and_the_next_one_h
             (there / "die").touch()
             failure = answer(group, asked, tmp_path)
             assert isinstance(failure, Failure) and failure.reason == (
-                "RankError: rank 1 of the 2 processes that train this client together, on machine 2 of 2 (127.0.0.1), was ended by signal 9, "
-                "for want of memory perhaps; the others were ended, and the next client gets new ones. What it had to say is in "
-                f"{there}/worker-logs/rank-1.log there."
+                "RankError: rank 1 of the 2 processes that train this client together, on machine 2 of 2 "
+                "(127.0.0.1), was ended by signal 9, for want of memory perhaps; the others were ended, and the next "
+                f"client gets new ones. What it had to say is in {there}/worker-logs/rank-1.log there."
             )
             assert wait_for(lambda: not numbers(mark, "clients.sharding.process"), 10), "ranks wait for a dead one"
             assert close(answer(group, asked, tmp_path).tensors, expected) and first.poll() is None
@@ -115,9 +115,10 @@ def test_a_rank_or_a_machine_that_dies_ends_its_clients_round_and_the_next_one_h
             failure = answer(group, asked, tmp_path)
             assert first.wait(10) == -signal.SIGKILL
             assert isinstance(failure, Failure) and failure.reason == (
-                "RankError: machine 2 of 2 (127.0.0.1), which holds rank 1 of the 2 processes that train this client together, is lost: its "
-                "worker has ended, or the network to it is broken; the others were ended, and the next client gets new ones. Start 'fedsign "
-                f"worker --join {address}' there again, or on another machine."
+                "RankError: machine 2 of 2 (127.0.0.1), which holds rank 1 of the 2 processes that train this client "
+                "together, is lost: its worker has ended, or the network to it is broken; the others were ended, and "
+                f"the next client gets new ones. Start 'fedsign worker --join {address}' there again, or on another "
+                "machine."
             )
             assert wait_for(lambda: not numbers(mark, "clients.sharding.process"), 10), "ranks outlive a worker's end"
             second = machines.enter_context(worker(tmp_path / "third", address))
@@ -184,8 +185,9 @@ def test_a_machine_that_is_missing_and_data_that_are_others_are_sentences(tmp_pa
     with closing(ShardGroup(work, logs=tmp_path / "logs")) as group:
         failure = answer(group, request(work), tmp_path)
         assert isinstance(failure, Failure) and failure.reason == (
-            "EngineError: 1 of the 2 machines that train a client together were there, this one included, when client.sharding.join_s=1 "
-            f"had passed; start 'fedsign worker --join {address}' on each that is missing, or raise it."
+            "EngineError: 1 of the 2 machines that train a client together were there, this one included, when "
+            f"client.sharding.join_s=1 had passed; start 'fedsign worker --join {address}' on each that is missing, "
+            "or raise it."
         )
         group._rendezvous._digest = "of other data"  # type: ignore[union-attr]
         with worker(tmp_path / "other", address) as other:
@@ -200,7 +202,10 @@ def test_a_machine_that_is_missing_and_data_that_are_others_are_sentences(tmp_pa
 def test_where_machines_join_is_said_before_a_run(tmp_path: Path) -> None:
     known = {"name": "tests.distributed.federation:deep"}
     for settings, sentence in {
-        "": "client.sharding.machines=2 was given, but not where the first machine listens for the others; set .*listen=HOST:PORT",
+        "": (
+            "client.sharding.machines=2 was given, but not where the first machine listens for the others; set "
+            ".*listen=HOST:PORT"
+        ),
         "192.0.2.1:29400": "client.sharding.secret_file .* was not given, but machines join over a network; make a file",
     }.items():
         with pytest.raises(ConfigError, match=sentence):

@@ -287,8 +287,8 @@ def test_what_was_cut_and_what_could_be_known_by_heart_is_counted_and_written_in
     assert notes == [
         "4 of 4 test lines are in the training lines, too, word for word.",
         *(
-            f"3 of 4 {which} examples are longer than data.block_length=60 tokens and were cut, of which 1 had their whole "
-            "answer beyond it and are left out."
+            f"3 of 4 {which} examples are longer than data.block_length=60 tokens and were cut, of which 1 had their "
+            "whole answer beyond it and are left out."
             for which in ("training", "test")
         ),
     ]

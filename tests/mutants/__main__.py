@@ -126,7 +126,8 @@ def _report(
         outcomes = [found[mutant].status != "survived" for mutant in chosen if mutant.is_operator is is_operator]
         if outcomes:
             print(
-                f"{name}: {sum(outcomes)} of {len(outcomes)} killed ({sum(outcomes) / len(outcomes):.0%}, at least {share:.0%} are expected)"
+                f"{name}: {sum(outcomes)} of {len(outcomes)} killed ({sum(outcomes) / len(outcomes):.0%}, at least "
+                f"{share:.0%} are expected)"
             )
             is_enough &= sum(outcomes) >= share * len(outcomes)
     for test, why in unsound:

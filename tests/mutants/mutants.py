@@ -60,8 +60,8 @@ def faults(root: Path) -> list[Mutant]:
         places = [path for path, text in sources.items() for _ in range(text.count(before))]
         if len(places) != 1:
             raise ValueError(
-                f"{FAULTS.name}: {before!r} stands {len(places)} times in the packages ({', '.join(places) or 'nowhere'}), but has to "
-                f"stand once; update the entry {fault['sentence']!r}."
+                f"{FAULTS.name}: {before!r} stands {len(places)} times in the packages "
+                f"({', '.join(places) or 'nowhere'}), but has to stand once; update the entry {fault['sentence']!r}."
             )
         text, start = sources[places[0]], sources[places[0]].index(before)
         first = text.count("\n", 0, start) + 1

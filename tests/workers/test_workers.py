@@ -375,7 +375,10 @@ def test_samples_lie_in_memory_once(tmp_path: Path) -> None:
 @functools.cache
 def baseline_bytes() -> int:
     """What a process takes that has imported what a worker imports."""
-    code = "import clients.cohort.trainer, strategies.base, re, pathlib; print(pathlib.Path('/proc/self/status').read_text())"
+    code = (
+        "import clients.cohort.trainer, strategies.base, re, pathlib; "
+        "print(pathlib.Path('/proc/self/status').read_text())"
+    )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     found = re.search(r"RssAnon:\s+(\d+) kB", said)
     assert found

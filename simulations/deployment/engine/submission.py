@@ -82,8 +82,8 @@ def play(
                 status = link.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
                 if status.status == Status.FINISHED and not outcome.exists():
                     raise EngineError(
-                        f"the ServerApp ended without a result (Flower says '{status.status}:{status.sub_status}'); what it printed is "
-                        "with the SuperLink's output."
+                        f"the ServerApp ended without a result (Flower says '{status.status}:{status.sub_status}'); "
+                        "what it printed is with the SuperLink's output."
                     )
             time.sleep(_POLL_S)
     except BaseException:

@@ -200,8 +200,9 @@ def _wait_for(federation: Federation, folder: RunFolder, patience_s: float) -> N
     while process_of(federation) is None or not answers(federation):
         if time.monotonic() > deadline:
             raise LinkLostError(
-                f"the SuperLink ended in the middle of the run, and was not started again within engine.start_timeout_s={patience_s:g}; "
-                f"start it, and go on with 'fedsign run --resume {shlex.quote(str(folder.path))}'."
+                "the SuperLink ended in the middle of the run, and was not started again within "
+                f"engine.start_timeout_s={patience_s:g}; start it, and go on with 'fedsign run --resume "
+                f"{shlex.quote(str(folder.path))}'."
             )
         time.sleep(_POLL_S)
 
@@ -218,14 +219,15 @@ def _check_fits(federation: Federation, num_clients: int, min_replies: int) -> N
     without = [partition for partition in range(num_clients) if partition not in known]
     if without:
         raise ConfigError(
-            f"partition.num_clients={num_clients} was given, but {without[:5]} are no partitions of a site of the federation "
-            f"{federation.name}, which has {sorted(known)}; add sites with 'fedsign deploy add-site', or set partition.num_clients."
+            f"partition.num_clients={num_clients} was given, but {without[:5]} are no partitions of a site of the "
+            f"federation {federation.name}, which has {sorted(known)}; add sites with 'fedsign deploy add-site', or "
+            "set partition.num_clients."
         )
     num_active = len(served.intersection(range(num_clients)))
     if num_active < min_replies:
         raise ConfigError(
-            f"server.min_replies={min_replies} was given, but {num_active} of the run's {num_clients} sites are active, the others "
-            f"revoked; add sites with 'fedsign deploy add-site', or lower server.min_replies."
+            f"server.min_replies={min_replies} was given, but {num_active} of the run's {num_clients} sites are "
+            "active, the others revoked; add sites with 'fedsign deploy add-site', or lower server.min_replies."
         )
     if num_active < num_clients:
         _log.warning(
@@ -244,13 +246,13 @@ def _check_is_up(federation: Federation) -> None:
     process = process_of(federation)
     if process is None:
         raise EngineError(
-            f"the federation {federation.name} is not up on this machine: start {federation.server / 'start.sh'}, or try it out with "
-            "'fedsign deploy up'; a run is started on the SuperLink's own machine."
+            f"the federation {federation.name} is not up on this machine: start {federation.server / 'start.sh'}, or "
+            "try it out with 'fedsign deploy up'; a run is started on the SuperLink's own machine."
         )
     if process.uids().real != os.getuid():
         other = process.username()
         raise EngineError(
-            f"the SuperLink runs as user {other}, who writes the run's folder, but this is {getpass.getuser()}; run this command "
-            f"as {other} too: sudo -u {other} fedsign run ..."
+            f"the SuperLink runs as user {other}, who writes the run's folder, but this is {getpass.getuser()}; run "
+            f"this command as {other} too: sudo -u {other} fedsign run ..."
         )
     look_at_server(federation.local_host, federation.port, authority=federation.trusted)

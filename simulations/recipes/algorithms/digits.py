@@ -28,7 +28,10 @@ _TRIALS: dict[str, dict[float, dict[str, Any]]] = {  # as many for each
 
 
 @recipe(
-    "On digits under Dirichlet(0.1) FedSign is more accurate than FedAvg by 1.5 points or more, and still more accurate if both are tuned.",
+    (
+        "On digits under Dirichlet(0.1) FedSign is more accurate than FedAvg by 1.5 points or more, and still more "
+        "accurate if both are tuned."
+    ),
     part(
         "accuracies are those of an independent script", within(0.914, 0.015, "fedavg"), within(0.937, 0.015, "fedsign")
     ),

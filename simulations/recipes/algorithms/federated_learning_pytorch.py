@@ -72,10 +72,16 @@ def first_four_fifths(train: AnySamples, num_clients: int, rng: np.random.Genera
 
 
 @recipe(
-    "FedAvg on MNIST is as accurate after 10 rounds as in the README of Federated-Learning-PyTorch, as its code has it.",
+    (
+        "FedAvg on MNIST is as accurate after 10 rounds as in the README of Federated-Learning-PyTorch, as its code "
+        "has it."
+    ),
     *(
         part(
-            f"{cell.replace('_', ', ')}: the {published:.2%} published are within the 95 % prediction interval of a run",
+            (
+                f"{cell.replace('_', ', ')}: the {published:.2%} published are within the 95 % prediction interval "
+                "of a run"
+            ),
             at_most(1.0, f"{cell}_off"),
         )
         for cell, published in _PUBLISHED.items()

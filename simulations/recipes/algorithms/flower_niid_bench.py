@@ -49,7 +49,10 @@ def balanced_dirichlet(train: AnySamples, num_clients: int, rng: np.random.Gener
 
 
 @recipe(
-    "FedAvg, SCAFFOLD and FedProx under Dirichlet(0.5) are within 2 points of the accuracies of Flower's baseline of NIID-Bench.",
+    (
+        "FedAvg, SCAFFOLD and FedProx under Dirichlet(0.5) are within 2 points of the accuracies of Flower's "
+        "baseline of NIID-Bench."
+    ),
     *(
         part(f"{title} is within 2 points of Flower's baseline", within(0.0, 0.02, f"{name}_minus_flower"))
         for name, title in _STRATEGIES.items()

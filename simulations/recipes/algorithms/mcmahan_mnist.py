@@ -42,7 +42,10 @@ def _ratio(cell: _Cell) -> str:
 
 
 @recipe(
-    "FedAvg needs as many rounds to 97 % of MNIST with the 2NN and to 99 % with the CNN as McMahan et al. report, within a factor of 1.5.",
+    (
+        "FedAvg needs as many rounds to 97 % of MNIST with the 2NN and to 99 % with the CNN as McMahan et al. "
+        "report, within a factor of 1.5."
+    ),
     *(
         part(
             f"FedAvg on MNIST, {model}, {split}: as many rounds as the {rounds} published, within a factor of 1.5",

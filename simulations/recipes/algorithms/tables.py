@@ -234,7 +234,10 @@ _ROBUST = {
 
 
 @recipe(
-    "Trimmed mean and MultiKrum lose at most 3 points to a fifth of clients that flip or scale; FedAvg loses 20 or more to a flip.",
+    (
+        "Trimmed mean and MultiKrum lose at most 3 points to a fifth of clients that flip or scale; FedAvg loses 20 "
+        "or more to a flip."
+    ),
     *(
         part(f"{title} loses at most 3 points to {attack}", at_most(0.03, loss))
         for title, losses in _ROBUST.items()

@@ -58,7 +58,10 @@ _ABOVE = tuple(f"fg2u_minus_{other}" for other in _OTHERS[:3])
 
 
 @recipe(
-    "Condensing digits, (FG)²U is above truncated unrolling, Hessian-Free and Neumann's series, and not above reverse unrolling.",
+    (
+        "Condensing digits, (FG)²U is above truncated unrolling, Hessian-Free and Neumann's series, and not above "
+        "reverse unrolling."
+    ),
     part("condensing digits, reverse unrolling is at the top", above(0.0, "rgu_minus_fg2u")),
     part("(FG)²U is above truncated unrolling, Hessian-Free and Neumann's series", above(0.0, *_ABOVE)),
     part(
@@ -128,7 +131,10 @@ def _second_phase(name: str) -> list[list[Threshold]]:
 
 
 @recipe(
-    "From where Hessian-Free or truncated unrolling end, 100 steps of (FG)²U gain 3 points, where 400 more of the same do not.",
+    (
+        "From where Hessian-Free or truncated unrolling end, 100 steps of (FG)²U gain 3 points, where 400 more of "
+        "the same do not."
+    ),
     *(
         part(f"from where {title} ends (FG)²U gains 3 points, and more of the same does not", *_second_phase(name))
         for name, title in _CHEAP.items()
@@ -172,7 +178,10 @@ def _gains(strategy: str) -> list[str]:
 
 
 @recipe(
-    "At no more bytes up than one round takes, condensed images sent once give a better model than a round of FedAvg or FedSign.",
+    (
+        "At no more bytes up than one round takes, condensed images sent once give a better model than a round of "
+        "FedAvg or FedSign."
+    ),
     *(
         part(
             f"condensed images, sent once, give a better model than a round of {title}, under both splits",

@@ -23,7 +23,10 @@ _GRID, _START = (0.001, 0.01, 0.1), 0.01
 
 
 @recipe(
-    "FedSign's gamma, learnt through rounds, is as good on test data as the best of {0.001, 0.01, 0.1}, at equal compute.",
+    (
+        "FedSign's gamma, learnt through rounds, is as good on test data as the best of {0.001, 0.01, 0.1}, at equal "
+        "compute."
+    ),
     part(
         "FedSign's gamma, learnt through rounds, has a test loss no higher than the best of three",
         at_most(0.0, "learnt_minus_grid"),

@@ -125,7 +125,10 @@ class Library:
 
 
 @recipe(
-    "Weights of tokens learnt through 6 steps of reading adapt a language model better than uniform ones, and (FG)²U's through 24 or 48 better than these.",
+    (
+        "Weights of tokens learnt through 6 steps of reading adapt a language model better than uniform ones, and "
+        "(FG)²U's through 24 or 48 better than these."
+    ),
     part(
         "token weights learnt by reverse unrolling through 6 steps are better than uniform ones",
         below(0.0, "rgu_6_minus_uniform"),

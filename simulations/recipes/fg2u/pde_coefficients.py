@@ -58,7 +58,10 @@ class Discovery:
 
 
 @recipe(
-    "With a numerical solver for the inner problem, coefficients of Burgers' equation are found more exactly and sooner than with a network.",
+    (
+        "With a numerical solver for the inner problem, coefficients of Burgers' equation are found more exactly and "
+        "sooner than with a network."
+    ),
     part(
         "with a numerical solver the coefficients of Burgers' equation are more exact than with a network",
         below(1.0, "eps_phi_ratio"),

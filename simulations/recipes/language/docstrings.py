@@ -15,21 +15,21 @@ from typing import Any
 
 SILOS = {
     "texts": (
-        "ast codecs configparser csv difflib email.message email.utils html html.parser inspect json locale re shlex string textwrap "
-        "tokenize unicodedata urllib.parse xml.dom.minidom xml.etree.ElementTree xml.sax.saxutils"
+        "ast codecs configparser csv difflib email.message email.utils html html.parser inspect json locale re shlex "
+        "string textwrap tokenize unicodedata urllib.parse xml.dom.minidom xml.etree.ElementTree xml.sax.saxutils"
     ),
     "numbers": (
-        "array bisect calendar cmath collections datetime decimal enum fractions functools heapq itertools math numbers operator "
-        "random statistics struct time zoneinfo"
+        "array bisect calendar cmath collections datetime decimal enum fractions functools heapq itertools math "
+        "numbers operator random statistics struct time zoneinfo"
     ),
     "files": (
-        "bz2 filecmp fileinput fnmatch glob gzip io lzma mimetypes os os.path pathlib pickle shelve shutil sqlite3 stat tarfile tempfile "
-        "zipfile zlib"
+        "bz2 filecmp fileinput fnmatch glob gzip io lzma mimetypes os os.path pathlib pickle shelve shutil sqlite3 "
+        "stat tarfile tempfile zipfile zlib"
     ),
     "processes": (
-        "argparse asyncio concurrent.futures contextlib ftplib http.client http.cookiejar http.server imaplib logging logging.handlers "
-        "multiprocessing.managers multiprocessing.pool queue sched selectors signal smtplib socket socketserver ssl subprocess "
-        "threading traceback unittest unittest.mock urllib.request weakref"
+        "argparse asyncio concurrent.futures contextlib ftplib http.client http.cookiejar http.server imaplib "
+        "logging logging.handlers multiprocessing.managers multiprocessing.pool queue sched selectors signal smtplib "
+        "socket socketserver ssl subprocess threading traceback unittest unittest.mock urllib.request weakref"
     ),
 }
 _TYPES = {"texts": (str, bytes), "numbers": (int, float, complex, list, dict, set, tuple)}  # the built-in ones

@@ -45,7 +45,10 @@ _EXPORT = (at_most(1e-3, "export_logits_error"), at_least(1.0, "export_same_toke
 
 
 @recipe(
-    "Four silos fine-tune a language model better together than the best of them alone, and transformers loads the result.",
+    (
+        "Four silos fine-tune a language model better together than the best of them alone, and transformers loads "
+        "the result."
+    ),
     part(
         "four silos: the federation's loss is 0.85 of the pretrained model's or less, with LISA and with LoRA",
         at_most(0.85, *_TUNED),

@@ -35,7 +35,10 @@ _METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, 
 
 
 @recipe(
-    "LISA with one draw a round for all clients is within 3 % of full fine-tuning's loss after equal rounds, at half the bytes up or fewer.",
+    (
+        "LISA with one draw a round for all clients is within 3 % of full fine-tuning's loss after equal rounds, at "
+        "half the bytes up or fewer."
+    ),
     part(
         "federated LISA, one draw a round, ends within 3 % of full fine-tuning's loss",
         at_most(1.03, "per_round_over_full"),

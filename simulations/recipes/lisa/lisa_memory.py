@@ -40,7 +40,10 @@ def _peaks(estimates: Mapping[str, Estimate]) -> dict[str, float]:
 
 
 @recipe(
-    "LISA with 2 layers trains LLaMA-2-7B in 24 GB, and LLaMA-2-70B in less than LoRA of rank 128; it takes more with every layer.",
+    (
+        "LISA with 2 layers trains LLaMA-2-7B in 24 GB, and LLaMA-2-70B in less than LoRA of rank 128; it takes more "
+        "with every layer."
+    ),
     part(
         "LLaMA-2-7B with two layers fits into 24 GB, attention in a fused kernel", at_most(24.0, "peak_7b_lisa_2l_gb")
     ),

@@ -30,7 +30,10 @@ _RATES = {
 
 
 @recipe(
-    "At the best rate of a small sweep LISA ends with a lower validation loss than LoRA, and within 3 % of full fine-tuning.",
+    (
+        "At the best rate of a small sweep LISA ends with a lower validation loss than LoRA, and within 3 % of full "
+        "fine-tuning."
+    ),
     part("LISA ends below LoRA", below(0.0, "lisa_minus_lora_high")),
     part("LISA ends within 3 % of full fine-tuning", at_most(1.03, "lisa_over_full")),
     source="LISA, sections 4.2 and 4.5",
@@ -87,7 +90,10 @@ _CONTRASTS = ("one_minus_four_blocks", "short_minus_long_period", "fixed_minus_r
 
 
 @recipe(
-    "LISA ends lower with four of six blocks than with one, with longer periods, and with blocks drawn anew than with blocks drawn once.",
+    (
+        "LISA ends lower with four of six blocks than with one, with longer periods, and with blocks drawn anew than "
+        "with blocks drawn once."
+    ),
     part("four of six blocks end below one", above(0.0, "one_minus_four_blocks_low")),
     part("longer periods end lower", above(0.0, "short_minus_long_period_low")),
     part("blocks drawn once end above blocks drawn anew", above(0.0, "fixed_minus_redrawn_low")),
@@ -142,7 +148,10 @@ _WARM_UP = 2  # steps of each, which are not counted
 
 
 @recipe(
-    "An iteration of LISA with 2 of 12 blocks is at least 1.2 times as fast as one of full fine-tuning, and not slower than LoRA's.",
+    (
+        "An iteration of LISA with 2 of 12 blocks is at least 1.2 times as fast as one of full fine-tuning, and not "
+        "slower than LoRA's."
+    ),
     part("an iteration of LISA takes 1/1.2 of full fine-tuning's time or less", at_least(1.2, "full_over_lisa")),
     part("an iteration of LISA takes less time than LoRA's", above(1.0, "lora_over_lisa")),
     part("an iteration of LISA is 2.9 times as fast as full fine-tuning's", at_least(2.9, "full_over_lisa")),

@@ -31,7 +31,10 @@ _FIT = ("others_that_fit_of_those_run", "others_that_fit_of_all")
 
 
 @recipe(
-    "Of 27 ways to shard 14 are worth it; for 65B only ZeRO-3, IGG and IIG fit; the faster strategies are those that the paper reports.",
+    (
+        "Of 27 ways to shard 14 are worth it; for 65B only ZeRO-3, IGG and IIG fit; the faster strategies are those "
+        "that the paper reports."
+    ),
     part("of 27 combinations of granularities 14 are kept", at_least(14, "kept"), at_most(14, "kept")),
     part(
         "for 65B, of the strategies that it ran, GGG, IGG and IIG fit and no other",

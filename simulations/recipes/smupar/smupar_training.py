@@ -50,9 +50,15 @@ _HALF, _SPREADS = (("rate_only_start_high", "init_only_change_high"), ("sp_sprea
 
 
 @recipe(
-    "Activations keep their size at every density under SmuPar, and vanish under the standard parameterisation and muP.",
+    (
+        "Activations keep their size at every density under SmuPar, and vanish under the standard parameterisation "
+        "and muP."
+    ),
     part(
-        "under SmuPar activations at density 1/16 are as large as the dense model's, at the start, after ten steps, and in the first change",
+        (
+            "under SmuPar activations at density 1/16 are as large as the dense model's, at the start, after ten "
+            "steps, and in the first change"
+        ),
         at_least(0.75, "smupar_start_low", "smupar_end_low", "smupar_change_low"),
         at_most(1.33, "smupar_start_high", "smupar_end_high", "smupar_change_high"),
     ),

@@ -88,7 +88,10 @@ _COSTS = at_most(0.02, "smupar_excess")
 
 
 @recipe(
-    "The best learning rate stays where it is at every density under SmuPar, and moves under the standard parameterisation and muP.",
+    (
+        "The best learning rate stays where it is at every density under SmuPar, and moves under the standard "
+        "parameterisation and muP."
+    ),
     part(
         "under SmuPar the best rate is the same at every density, and the dense one costs at most 2 %",
         at_most(1, "smupar_moved"),
@@ -134,7 +137,10 @@ def smupar_lr_transfer(quick: bool) -> Shown:
 
 
 @recipe(
-    "The best deviation of the start stays where it is at every density under SmuPar, and moves up under the standard parameterisation and muP.",
+    (
+        "The best deviation of the start stays where it is at every density under SmuPar, and moves up under the "
+        "standard parameterisation and muP."
+    ),
     part(
         "under SmuPar the best start is the same at every density, and the dense one costs at most 2 %",
         at_most(1, "smupar_moved"),
@@ -170,7 +176,10 @@ _HALVES = (at_least(2, "init_only_moved"), at_most(0.97, "both_to_init_only"))
 
 
 @recipe(
-    "With the start alone or the rates alone corrected, a rate, or a start, that was tuned on a dense model is worse for a sparse one than with both.",
+    (
+        "With the start alone or the rates alone corrected, a rate, or a start, that was tuned on a dense model is "
+        "worse for a sparse one than with both."
+    ),
     part(
         "with both the dense model's best rate and start stay the best",
         at_most(1, "both_moved"),

@@ -32,7 +32,10 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left open what these decide
 
 
 @recipe(
-    "On the line from a minimum of small batches to one of large ones, the small batches' is sharper and nearly symmetric, the large batches' flatter and asymmetric.",
+    (
+        "On the line from a minimum of small batches to one of large ones, the small batches' is sharper and nearly "
+        "symmetric, the large batches' flatter and asymmetric."
+    ),
     part("between minima of small and of large batches, that of small ones is the sharper", above(0.0, "sharper_low")),
     part("that of large batches is the more asymmetric", above(0.0, "more_asymmetric_low")),
     part("the minimum of small batches is nearly symmetric", at_most(SYMMETRIC, "small_asymmetry")),
@@ -89,7 +92,10 @@ def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Figu
 
 
 @recipe(
-    "Models that go on from a trained start keep its signs, and their mean is better than they are; from random weights a barrier grows between them.",
+    (
+        "Models that go on from a trained start keep its signs, and their mean is better than they are; from random "
+        "weights a barrier grows between them."
+    ),
     part(
         "two models that go on from a trained start keep its signs: SSR above 0.95",
         above(0.95, "trained_ssr_50", "trained_ssr_start_50"),
@@ -155,7 +161,10 @@ def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
 
 
 @recipe(
-    "Along the signs of a softmax classifier's weights the Hessian's trace and the error are smaller than against them.",
+    (
+        "Along the signs of a softmax classifier's weights the Hessian's trace and the error are smaller than "
+        "against them."
+    ),
     part(
         "along the signs of a softmax classifier's weights the Hessian's trace is smaller, for every noise",
         below(1.0, "largest_trace_ratio"),

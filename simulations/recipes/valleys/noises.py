@@ -31,7 +31,10 @@ _ONE_SIDED = ("gaussian_1", "uniform_01", "binary", "ones")
 
 
 @recipe(
-    "With the model's signs each of the seven noises gives a valley that is flat on its positive side; raw, all are near symmetric.",
+    (
+        "With the model's signs each of the seven noises gives a valley that is flat on its positive side; raw, all "
+        "are near symmetric."
+    ),
     part(
         "with the model's signs all seven noises are flat on the positive side and sharp on the negative",
         above(0.0, "smallest_low_with_signs"),
@@ -71,7 +74,10 @@ def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Figures:
 
 
 @recipe(
-    "The more signs of a noise are the model's, the lower the error on the positive side and the higher on the negative.",
+    (
+        "The more signs of a noise are the model's, the lower the error on the positive side and the higher on the "
+        "negative."
+    ),
     part(
         "the error on the positive side falls with the share of the model's signs",
         at_least(0.9, "smallest_spearman_positive"),
@@ -116,7 +122,10 @@ def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
 
 
 @recipe(
-    "Directions that carry the model's signs are asymmetric; sgp of the model is not, and without BatchNorm neither are the initial weights.",
+    (
+        "Directions that carry the model's signs are asymmetric; sgp of the model is not, and without BatchNorm "
+        "neither are the initial weights."
+    ),
     part("theta_f, sign(theta_f) and sign(theta_f - mu) are asymmetric", at_least(SYMMETRIC, "smallest_of_signs")),
     part("sgp(theta_f) and sgp(theta_f - mu) are not asymmetric", at_most(SYMMETRIC, "largest_of_sgp")),
     part("without BatchNorm the initial weights are no asymmetric direction", at_most(SYMMETRIC, "initial_size")),
@@ -164,7 +173,10 @@ _TITLES = {"lr": "the learning rate", "batch": "the batch size", "weight_decay":
 
 
 @recipe(
-    "Learning rate, batch size and weight decay change how wide a valley is, small batches make it narrower; the positive side stays the flat one.",
+    (
+        "Learning rate, batch size and weight decay change how wide a valley is, small batches make it narrower; the "
+        "positive side stays the flat one."
+    ),
     part(
         "with the model's signs the positive side is the flat one at every learning rate, batch size and weight decay",
         above(0.0, "smallest_low"),
@@ -265,7 +277,10 @@ _POSITIVE = ("ones_norms", "uniform_norms", "ones_filter", "uniform_filter")
 
 
 @recipe(
-    "Noise of {0, 1} on BatchNorm's weights is asymmetric where these began above 0 and stay there, and nearly symmetric where they began on both sides.",
+    (
+        "Noise of {0, 1} on BatchNorm's weights is asymmetric where these began above 0 and stay there, and nearly "
+        "symmetric where they began on both sides."
+    ),
     part("BatchNorm's weights that began at 1 are all above 0 after the training", at_least(1.0, "ones_share_above_0")),
     part(
         "noise of {0, 1} on BatchNorm's weights that began at 1 or from U(0, 1) is asymmetric, under both scalings",
