@@ -1,4 +1,7 @@
-"""Running experiments.  `simulations.run` is `fedsign.run`, and so are all names of the Python API."""
+"""Run, resume and compare experiments.
+
+Resolves the names of the Python API on first use: `simulations.run` is `fedsign.run`.
+"""
 
 from typing import TYPE_CHECKING, Any
 

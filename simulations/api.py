@@ -1,4 +1,4 @@
-"""The Python API: `run` an experiment, `load_run` what it left.
+"""Python API: `run` an experiment, `load_run` its results.
 
 >>> import tempfile
 >>> done = run({"rounds": 1, "callbacks": [], "results": {"root": tempfile.mkdtemp()}})
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fedsign")
 _CHANGEABLE_ON_RESUME = frozenset({"rounds", "callbacks", "results"})
-_WHO_IS_WAITED_FOR = ("engine.start_timeout_s", "server.min_replies", "server.round_timeout_s")  # changeable, too
+_WHO_IS_WAITED_FOR = ("engine.start_timeout_s", "server.min_replies", "server.round_timeout_s")  # may change, too
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Its folder."""
+        """The run's folder."""
         return self.folder.path
 
     @property
     def outcome(self) -> Line:
-        """How it ended: `{"status": "finished" | "failed" | "unfinished", ...}`."""
+        """How the run ended: `{"status": "finished" | "failed" | "unfinished", ...}`."""
         return self.folder.outcome
 
     @property
@@ -74,7 +74,7 @@ class Run:
         return configs.from_toml(self.folder.config_toml)
 
     def model(self) -> nn.Module:
-        """The evaluated model of the newest checkpoint, in evaluation mode.
+        """Load the evaluated model of the newest checkpoint, in evaluation mode.
 
         Raises:
             ResultsError: the run ended before its first checkpoint.
@@ -87,14 +87,14 @@ class Run:
         return model.eval()
 
     def final(self, metric: str, *, last: int = 5) -> float | None:
-        """Mean of a figure over the last rounds."""
+        """Return the mean of a metric over the last rounds."""
         return results.final_value(self.rounds, metric, last=last)
 
     def frame(self, *, timings: bool = False) -> "pd.DataFrame":
-        """The rounds as a DataFrame indexed by the round; clients and failures as counts, diverged values as NaN.
+        """Return the rounds as a DataFrame indexed by round. Clients and failures are counts, diverged values are NaN.
 
         Args:
-            timings: also the seconds of each round.
+            timings: also include the seconds of each round.
 
         Raises:
             ConfigError: pandas is not installed.
@@ -102,14 +102,14 @@ class Run:
         return to_frame(self.rounds, self.folder.timings() if timings else ())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the main figures and the learning curve."""
-        from fedsign.report.page import render_card  # only notebooks ask for it, and a run should begin at once
+        """Show the main metrics and the learning curve in a notebook."""
+        from fedsign.report.page import render_card  # used by notebooks only; importing it would delay every run
 
         return render_card(self.folder)
 
 
 def load_run(path: str | Path) -> Run:
-    """A run that is on disk."""
+    """Load a run from disk."""
     return Run(results.open_run(Path(path)))
 
 
@@ -122,13 +122,13 @@ def run(
     """Run an experiment to its end and return it.
 
     Args:
-        experiment: a configuration, or a tree of changes to the default one.
-        resume: the folder of a run to go on with; `experiment`, if given, may differ from that run's in
-            rounds, callbacks, results, engine.workers, time-outs and server.min_replies only.
-        callbacks: more callbacks, besides the configured ones.
+        experiment: a configuration, or a dictionary of changes to the default one.
+        resume: the folder of a run to resume. `experiment`, if given, may differ from that run's configuration only in
+            rounds, callbacks, results, engine.workers, timeouts and server.min_replies.
+        callbacks: callbacks in addition to the configured ones.
 
     Raises:
-        FedSignError: see the family in fedsign.errors.
+        FedSignError: a subclass says what is wrong; see fedsign.errors.
     """
     if resume is None:
         workload, engine, watchers = _prepare(Workload(config_of(experiment)))
@@ -147,14 +147,14 @@ def run(
 
 
 def check(experiment: ExperimentConfig, *, like: Workload | None = None) -> Workload:
-    """Make every part of an experiment, and run nothing.
+    """Build every component of an experiment without running it.
 
     Args:
         experiment: its configuration.
-        like: what another experiment's check gave; data and split that are the same are not made again.
+        like: the result of an earlier check; its data and split are reused where they are the same.
 
     Raises:
-        FedSignError: a part cannot be made, or its data cannot be split as asked.
+        FedSignError: a component cannot be built, or the data cannot be split as configured.
     """
     workload = Workload(experiment)
     if like is not None:
@@ -165,7 +165,7 @@ def check(experiment: ExperimentConfig, *, like: Workload | None = None) -> Work
 
 
 def environment() -> Line:
-    """Versions and git state, for the record."""
+    """Return package versions and the git state, to be recorded with a run."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "flwr", "numpy")}
     return {
         "fedsign": __version__,
@@ -200,7 +200,7 @@ def _failed(error: BaseException) -> Line:
 
 
 def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> None:
-    """Write how the run ended and tell the callbacks; on a full disk the first error is the one to see."""
+    """Write the outcome and notify the callbacks; on a full disk, the run's own error is the one to raise."""
     ends: list[Callable[[Line], None]] = [partial(folder.write_json, "outcome.json")]
     for end in [*ends, *(callback.on_end for callback in callbacks)]:
         try:
@@ -211,7 +211,7 @@ def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> No
 
 
 def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
-    """Make every part once, so that a mistake in one leaves no empty run behind."""
+    """Build every component once, so that a configuration mistake leaves no empty run behind."""
     config = workload.config
     strategy = make_strategy(workload)
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
@@ -236,7 +236,7 @@ def _start(workload: Workload) -> RunFolder:
 
 
 def partition_record(workload: Workload) -> Line:
-    """partition.json, with a warning where samples were moved to give each client its minimum, and what the data's reader notes."""
+    """Return the contents of partition.json; warn about moved samples and about notes of the data reader."""
     facts = split_facts(workload)
     for note in facts.get("data_notes", ()):
         _log.warning("%s", note)
@@ -246,13 +246,13 @@ def partition_record(workload: Workload) -> Line:
 
 
 def split_facts(workload: Workload) -> Line:
-    """Samples of each class at each client, and what was moved.
+    """Return the samples per class of each client, and how many were moved to reach the minimum per client.
 
-    Of a large lazy population only `counted_clients` are counted, a row for each.
+    For a large lazy population, only `counted_clients` are counted.
     """
     config = workload.config
     class_names = list(workload.dataset.class_names)
-    if not len(workload.dataset.train):  # the data lie with the clients
+    if not len(workload.dataset.train):  # the data stay with the clients
         num_clients = config.partition.num_clients
         return {"class_names": class_names, "counts": [], "counts_are_private": True, "num_clients": num_clients}
     split = workload.split
@@ -273,10 +273,10 @@ def split_facts(workload: Workload) -> Line:
 
 
 def config_of(experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
-    """What `run` and `compare` are given, as a configuration.
+    """Convert the `experiment` argument of `run` and `compare` to a configuration.
 
     Raises:
-        ConfigError: it is something else, or describes no experiment.
+        ConfigError: it has the wrong type, or is not a valid experiment.
     """
     if isinstance(experiment, ExperimentConfig):
         return experiment
@@ -294,7 +294,7 @@ def _check_tree(experiment: object) -> None:
 
 
 def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
-    """The run's own configuration; what may change is taken from `experiment`, a tree of changes to it."""
+    """Return the run's configuration with the changes that `experiment` may make on resume."""
     before = _with_path(configs.from_toml(folder.config_toml), {"path": "sequential"})
     if experiment is None:
         return before
@@ -329,14 +329,17 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
 
 
 def _with_path(config: ExperimentConfig, decided: Mapping[str, Any]) -> ExperimentConfig:
-    """`auto` as what was decided when the run began; runs from before there were paths say nothing, and were sequential."""
+    """Replace `client.path=auto` by the recorded decision.
+
+    Runs older than this setting have no record; they used the sequential path.
+    """
     if config.get("client.path", "") != "auto":
         return config
     return config.model_copy(update={"client": config.client.model_copy(update=decided)})
 
 
 def _warn_of_other_versions(folder: RunFolder) -> None:
-    """The same bits are promised for the same versions only."""
+    """Warn if versions changed: results are bit-identical only with the same versions."""
     now = environment()
     for name, before in folder.environment.items():
         if name not in ("git", "platform") and now.get(name) != before:
@@ -346,7 +349,7 @@ def _warn_of_other_versions(folder: RunFolder) -> None:
 
 
 def _git_state(folder: Path) -> str:
-    """Commit of the folder's repository, with `+` for uncommitted changes; empty outside of one."""
+    """Return the commit of the folder's repository, with `+` for uncommitted changes; empty outside a repository."""
     command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)

@@ -1,6 +1,6 @@
-"""`fedsign ablate`: what it was asked for, and what it prints.
+"""The `fedsign ablate` command: options and printed results.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
 from pathlib import Path
@@ -35,10 +35,11 @@ def ablate(
     list_all: Annotated[bool, typer.Option("--list", help="List the controls and exit.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Take a regularizer's parts away one by one, and say how much of its gain each control reaches.
+    """Ablate a regularizer: remove its parts one by one and report how much of its gain each control keeps.
 
-    Every control has the rounds, clients and seeds of the regularizer, and settings that are fixed beforehand: matched to it,
-    never tuned.  The same command goes on after a stop.
+    All controls use the regularizer's rounds, clients and seeds. Their settings are matched to the regularizer in
+    advance,
+    never tuned. Run the same command again to continue after an interruption.
     """
     from fedsign import config as configs
     from fedsign.ablation.controls import GROUPS, controls_of

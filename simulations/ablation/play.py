@@ -1,4 +1,4 @@
-"""Playing an ablation: the runs of a comparison whose rows are a regularizer and its controls."""
+"""Play an ablation: a comparison whose rows are a regularizer and its matched controls."""
 
 import dataclasses
 import math
@@ -42,20 +42,21 @@ def ablate(
     extend: bool = False,
     retry_failed: bool = False,
 ) -> Comparison:
-    """Play a regularizer, FedAvg and the matched controls, and write `ablation.html`; go on with what is in `out`.
+    """Play a regularizer, FedAvg and the matched controls, and write `ablation.html`; continue what is in `out`.
 
     Args:
         strategy: the regularizer.
-        experiment: a configuration, or a tree of changes to the default one; its strategy's settings hold for this strategy.
-        seeds: how many, counted from the experiment's, or which.
-        controls: keys of those to play; all without any.
-        out: the folder; `ablations/NAME` without one.
-        workers: processes; as many as the machine has cores for without a number.
-        extend: take these seeds and controls where `out` holds others; runs of both are kept.
-        retry_failed: play runs that failed once more.
+        experiment: a configuration, or a dictionary of changes to the default one. Its strategy settings apply to
+            `strategy`.
+        seeds: the number of seeds, counted from the experiment's seed, or the seeds themselves.
+        controls: keys of the controls to play; all if empty.
+        out: the output folder; `ablations/NAME` by default.
+        workers: number of processes; one per core by default.
+        extend: accept new seeds and controls if `out` holds other ones. Existing runs are kept.
+        retry_failed: play failed runs again.
 
     Raises:
-        FedSignError: the strategy is no regularizer, a control is not known, or nothing can be played.
+        FedSignError: the strategy is not a regularizer, a control is unknown, or nothing can be played.
     """
     config = prepared(strategy, api.config_of(experiment))
     rows = chosen(controls_of(subject_of(config)), controls, strategy)
@@ -70,7 +71,7 @@ def ablate(
 
 
 def prepared(strategy: str, config: ExperimentConfig) -> ExperimentConfig:
-    """The experiment with this strategy, validation samples, and signs that are watched."""
+    """Return the experiment with this strategy, validation samples and sign recording."""
     if strategy == FEDAVG:
         raise ConfigError(
             "fedavg was given, which is what a regularizer is compared with; name one, such as fedsign or fedprox."
@@ -84,7 +85,7 @@ def prepared(strategy: str, config: ExperimentConfig) -> ExperimentConfig:
 
 
 def subject_of(config: ExperimentConfig) -> Subject:
-    """What the controls are matched to."""
+    """Return the regularizer that the controls are matched to."""
     workload = Workload(config)
     strategy = make_strategy(workload)
     if not isinstance(strategy, Strategy):
@@ -108,7 +109,7 @@ def subject_of(config: ExperimentConfig) -> Subject:
 
 
 def chosen(rows: Sequence[Control], keys: Sequence[str], strategy: str) -> list[Control]:
-    """FedAvg, the regularizer, and the controls with these keys, or all."""
+    """Return FedAvg, the regularizer and the controls with these keys, or all controls if there are no keys."""
     known = [row.key for row in rows[2:]]
     for key in keys:
         if key not in known:
@@ -124,7 +125,7 @@ def make_plan(
     seeds: Sequence[int],
     value_of: CellValue = lambda cell: None,
 ) -> tuple[Plan, Configs]:
-    """All cells; those of a control at norms as soon as the run that it follows has ended."""
+    """Plan all cells. A control that follows the norms of a run is added once that run has ended."""
     metric = metric_of(config)
     cells: dict[tuple[str, int], Cell] = {}
     configs: dict[str, ExperimentConfig] = {}
@@ -158,7 +159,7 @@ def make_plan(
 
 
 def _norms(comparison: Comparison, cell: Cell | None, key: str) -> list[float] | None:
-    """Of each round of a run; None if it has not finished with numbers."""
+    """Return the norms of a run, one per round, or None if the run has not finished with finite values."""
     if cell is None or not comparison.is_finished(cell):
         return None
     found = [line.get(key) for line in comparison.played(cell).lines]

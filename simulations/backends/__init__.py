@@ -1,1 +1,1 @@
-"""Engines: where the clients of an experiment run."""
+"""Engines: where an experiment's clients run."""

@@ -1,4 +1,4 @@
-"""The contract of an engine."""
+"""The interface of an engine."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,20 +15,20 @@ from simulations.rounds import OnRound
 
 
 class Engine(Protocol):
-    """Plays all rounds of a run; its constructor's parameters are the settings of [engine]."""
+    """Runs all rounds of an experiment. The constructor's parameters are the settings of `[engine]`."""
 
     def check(self, workload: Workload) -> None:
-        """Raise FedSignError for what it could not play, before a run begins."""
+        """Raise FedSignError, before the run begins, for anything this engine does not support."""
         ...
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
-        """Run to the last round; `on_round` is called in this process after each."""
+        """Run to the last round, calling `on_round` in this process after each one."""
         ...
 
 
 @contextmanager
 def intra_op_threads(num_threads: int) -> Iterator[None]:
-    """Lend torch a number of threads: the order of its sums depends on it."""
+    """Set torch's number of threads temporarily. It determines the order of sums, and thereby their bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -46,7 +46,7 @@ def called(
     hooks: SiteHooks = NO_HOOKS,
     at_least: int | None = None,
 ) -> PartitionGrid:
-    """An engine's grid of nodes in other processes, after a roll call (see `fedsign.flower.nodes`)."""
+    """Connect an engine's grid to nodes in other processes, starting with a roll call (see `fedsign.flower.nodes`)."""
     num_partitions, roles = workload.config.partition.num_clients, workload.roles
     partitions = PartitionGrid(
         grid,

@@ -1,4 +1,4 @@
-"""In process: clients one after another or in stacks, nothing serialized.  The fast default, and the reference."""
+"""In process: train clients one after another or in cohorts, without serialization. The default, and the reference."""
 
 from contextlib import closing
 from functools import partial
@@ -20,7 +20,7 @@ from simulations.rounds import OnRound, RoundLoop
 
 
 class InProcess:
-    """Settings: `workers`, processes that train the clients of a round; with 1, this process does."""
+    """Settings: `workers`, the number of processes that train clients; 1 trains in this process."""
 
     trains_here = keeps_processes = True
 
@@ -28,11 +28,11 @@ class InProcess:
         self.workers = workers
 
     def check(self, workload: Workload) -> None:
-        """See Engine."""
+        """Check that workers support this experiment."""
         provider_of(workload, self.workers).check()
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
-        """See Engine."""
+        """Run the round loop in this process, with worker processes if there are any."""
         config = workload.config
         cache_bytes = int(config.client.state_cache_mib * 2**20)
         with (
@@ -61,5 +61,5 @@ class InProcess:
                 on_round,
                 direct=direct,
                 states=states,
-                evaluation_threads=self.workers,  # who have nothing to do meanwhile
+                evaluation_threads=self.workers,  # the workers are idle while the server evaluates
             ).run()

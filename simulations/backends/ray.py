@@ -1,8 +1,8 @@
-"""Ray: Flower's simulation runtime; the server's side runs in this process, clients in actors.
+"""Ray: Flower's simulation runtime. The server runs in this process, clients run in actors.
 
-Without an address Ray is started on this machine, with all of its CPUs and GPUs, and ended afterwards.  With one
-(`auto`, `HOST:PORT`, `ray://...`) the clients train on a cluster that is there: the app travels to its machines, while
-FedSign has to be installed there, and the run's folder, where clients keep their states, has to lie where all see it.
+Without an address, Ray starts on this machine with all CPUs and GPUs and stops with the run. With one (`auto`,
+`HOST:PORT`, `ray://...`), clients train on an existing cluster. The app is sent to its machines, but FedSign must be
+installed there, and the run's folder, which holds client states, must be on a shared file system.
 """
 
 import importlib.metadata
@@ -33,11 +33,11 @@ _OF_A_CLUSTER = ("num_cpus", "num_gpus", "resources", "object_store_memory")
 
 
 class Ray:
-    """Settings: resources of one client, which decide how many train at once; where Ray runs; `start_timeout_s`, until all
-    clients have answered the roll call.
+    """Settings: resources per client, which limit how many train at once; the cluster; start-up options.
 
-    `client_resources`: more options of the clients' actors that Flower knows, numbers such as `memory`; `init_args`: what
-    ray.init takes, such as `num_cpus`, `object_store_memory`, `runtime_env`.
+    `start_timeout_s`: how long to wait until all clients have answered the roll call.
+    `client_resources`: further numeric options of the client actors, such as `memory`.
+    `init_args`: arguments of ray.init, such as `num_cpus`, `object_store_memory`, `runtime_env`.
     """
 
     rules: ClassVar[tuple[Rule[Any], ...]] = (
@@ -85,21 +85,21 @@ class Ray:
 
     @staticmethod
     def requirement() -> tuple[str, str]:
-        """For `fedsign doctor`."""
+        """Return the row of `fedsign doctor`."""
         if importlib.util.find_spec("ray") is None:
             return "missing", "pip install 'fedsign[ray]'"
         return "ok", importlib.metadata.version("ray")
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
-        """See Engine."""
-        # Ray warns that it will stop hiding GPUs from actors that ask for none; say so beforehand.
+        """Start Ray or connect to it, and run the round loop in a thread beside Flower's backend."""
+        # Ray warns that it will stop hiding GPUs from actors that request none. Opt in to the new behavior.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        from fedsign.flower.ray_backend import run_on_ray  # imports Ray, which is an extra
+        from fedsign.flower.ray_backend import run_on_ray  # imports Ray, an optional dependency
 
         config = workload.config
         app = write_app(folder.path / "app", config, run_config={STATE_KEY: str(folder.clients.resolve())})
         init_args: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", **self.init_args}
-        if self.address:  # the app comes with the run
+        if self.address:  # the app is shipped with the run
             own = {"working_dir": str(app), **init_args.get("runtime_env", {})}
             init_args |= {"address": self.address, "runtime_env": own}
         raised: list[BaseException] = []
@@ -109,7 +109,7 @@ class Ray:
                 with intra_op_threads(config.engine.threads):
                     partitions = called(grid, workload, timeout_s=self.start_timeout_s)
                     RoundLoop(workload, partitions, folder, on_round).run()
-            except BaseException as error:  # noqa: BLE001 - carried over to the calling thread
+            except BaseException as error:  # noqa: BLE001 - re-raised in the calling thread
                 raised.append(error)
 
         with quiet_flower():
@@ -128,18 +128,18 @@ class Ray:
             raise raised[0]
 
     def check(self, workload: Workload) -> None:
-        """See Engine."""
+        """Check what Ray actors cannot run, and Ray's own options."""
 
 
 def _check_resources(ray: Any, client_resources: Mapping[str, float]) -> None:
-    """Those that have settings of their own are not to be given twice; Ray has to know the others."""
+    """Reject resources that have a setting of their own, and those that Ray does not know."""
     for name, setting in (("num_cpus", "cpus_per_client"), ("num_gpus", "gpus_per_client")):
         if name in client_resources:
             raise ConfigError(
                 f"engine.client_resources.{name} was given; expected is engine.{setting}={client_resources[name]:g}."
             )
     try:
-        ray.remote(object).options(**client_resources)  # needs no cluster, and knows all options
+        ray.remote(object).options(**client_resources)  # validates all options without a cluster
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"engine.client_resources={dict(client_resources)} was given, which Ray does not take for an actor "
@@ -148,9 +148,9 @@ def _check_resources(ray: Any, client_resources: Mapping[str, float]) -> None:
 
 
 def _check_init_args(ray: Any, init_args: Mapping[str, Any]) -> None:
-    """Names that ray.init takes; Ray itself would say of another one that it is deprecated, or nothing."""
+    """Reject names that ray.init does not take. Ray itself reports them as deprecated, or ignores them."""
     known = [name for name in inspect.signature(ray.init).parameters if name not in ("address", "kwargs")]
-    # its signature says **kwargs of these
+    # these are hidden behind **kwargs in its signature
     rarely_known = re.findall(r'kwargs\.pop\(\s*"(_\w+)"', inspect.getsource(ray.init))
     for name in init_args:
         if name == "address":

@@ -1,1 +1,1 @@
-"""Gradients through a training: `fedsign condense`, `fedsign tune learn`."""
+"""Gradients through training: `fedsign condense` and `fedsign tune learn`."""

@@ -1,6 +1,6 @@
-"""`fedsign condense` and `fedsign tune learn`: what they were asked for, and what they print.
+"""The `fedsign condense` and `fedsign tune learn` commands: options and printed results.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ def condense(
     show_config: ShowConfigOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Condense a data set: learn a few images that a network can be trained on in place of all of them."""
+    """Condense a data set: learn a few images that replace all of them in training."""
     from fedsign.bilevel import settings
     from simulations.bilevel import condensing
 
@@ -77,7 +77,7 @@ def learn(
     ] = False,
     json: NumbersOption = False,
 ) -> None:
-    """Learn settings by gradients through whole rounds, on held-out samples of the server."""
+    """Learn hyperparameters by gradients through whole rounds, on held-out samples of the server."""
     from fedsign import config as configs
     from fedsign.storage.disk import write_text
     from simulations.bilevel import learning

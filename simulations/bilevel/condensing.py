@@ -1,11 +1,11 @@
-"""`fedsign condense`: a condensation on disk, that can be gone on with.
+"""`fedsign condense`: a condensation on disk that can be resumed.
 
 FOLDER/config.toml            the complete configuration
-FOLDER/steps.jsonl            a line for each step, the same whenever it is repeated or resumed; accuracies where they were measured
-FOLDER/timings.jsonl          how long each took
-FOLDER/start.safetensors      the images it began with
-FOLDER/images.safetensors     images, their classes (or shares of them), Adam's memory and the number of steps: what --resume goes on from
-FOLDER/condensation.html      the page; images.png and start.png, the images as sheets
+FOLDER/steps.jsonl            a record per step, with accuracies where measured; identical when repeated or resumed
+FOLDER/timings.jsonl          the duration of each step
+FOLDER/start.safetensors      the initial images
+FOLDER/images.safetensors     what --resume needs: images, (soft) labels, Adam's moments, the number of steps
+FOLDER/condensation.html      the page; images.png and start.png show the images
 """
 
 import json
@@ -28,15 +28,15 @@ from simulations.bilevel.page import write_page
 Line = dict[str, Any]
 CLASSES = "classes"
 _CONFIG, _STEPS, _TIMINGS = "config.toml", "steps.jsonl", "timings.jsonl"
-_FIRST = {_STEPS: 0, _TIMINGS: 1}  # the step of a file's first line
+_FIRST = {_STEPS: 0, _TIMINGS: 1}  # the step of a file's first record
 _START, _IMAGES = "start.safetensors", "images.safetensors"
 
 
 def condense(config: CondensationConfig, folder: Path) -> tuple[list[Line], list[Path]]:
-    """Condense into a new folder: the lines, of which the last one has the accuracy, and the files.
+    """Condense into a new folder. Return the records, the last of which has the accuracy, and the written files.
 
     Raises:
-        ResultsError: there is something in it already.
+        ResultsError: the folder is not empty.
         FedSignError: the data or the methods do not fit.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -55,10 +55,10 @@ def condense(config: CondensationConfig, folder: Path) -> tuple[list[Line], list
 
 
 def resume(folder: Path) -> tuple[list[Line], list[Path]]:
-    """Go on with a condensation that was stopped: the same images as if it had not been.
+    """Resume an interrupted condensation; the images are the same as without the interruption.
 
     Raises:
-        ResultsError: there is none in the folder, or it is damaged.
+        ResultsError: the folder holds no condensation, or a damaged one.
     """
     if not (folder / _CONFIG).exists():
         raise ResultsError(f"{folder} holds no condensation; 'fedsign condense --out {folder}' makes one.")
@@ -92,7 +92,7 @@ def _go_on(
 
 
 def _save(folder: Path, condensation: Condensation, progress: Progress, lines: list[Line], timings: list[Line]) -> None:
-    """Lines first: those beyond the images' step are dropped when it goes on."""
+    """Save records before images: resuming drops the records of steps that the images have not reached."""
     for name, rows in ((_STEPS, lines), (_TIMINGS, timings)):
         chain, text = "", ""
         for row in rows:

@@ -1,8 +1,8 @@
-"""Settings learnt by gradients through the rounds that they are for.
+"""Learn hyperparameters by gradients through the rounds that use them.
 
-The rounds are those that the engine plays, as a function of the settings (`fedsign.bilevel.federated`): a step plays
-some of them from the initial model, differentiates the loss of the model after them, on held-out samples of the server,
-and moves the settings by Adam.  Each step has rounds of its own, with other cohorts and batches.
+The rounds are the engine's, written as a function of the hyperparameters (`fedsign.bilevel.federated`). Each step plays
+some rounds from the initial model, differentiates the resulting model's loss on held-out samples of the server, and
+updates the hyperparameters by Adam. Each step draws new cohorts and batches.
 """
 
 import copy
@@ -41,12 +41,12 @@ from simulations.backends.base import intra_op_threads
 from strategies.base import Strategy
 
 _STRATEGY = "strategy."
-_COLUMNS = 3  # of the picture
+_COLUMNS = 3  # of panels in the figure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What is learnt, and how.  `rounds`: of each step; 0 for the experiment's."""
+    """What to learn, and how. `rounds`: rounds per step; 0 for the experiment's."""
 
     names: tuple[str, ...]
     steps: int = 30
@@ -55,14 +55,14 @@ class Asked:
     method: str = "forward_exact"
 
 
-Step = dict[str, Any]  # its number, the values before it by setting, and the loss that the rounds with them gave
+Step = dict[str, Any]  # the step's number, the settings before it, and the loss of the rounds with these settings
 
 
 class Learning:
-    """An experiment as a problem whose meta-parameters are settings.
+    """An experiment as a bilevel problem whose meta-parameters are settings.
 
     Raises:
-        ConfigError: a setting cannot be learnt, or the experiment has something that is no function of it here.
+        ConfigError: a setting cannot be learned, or a part of the experiment is not differentiable here.
     """
 
     def __init__(self, config: ExperimentConfig, asked: Asked, *, dtype: torch.dtype = torch.float32) -> None:
@@ -87,15 +87,15 @@ class Learning:
 
     @cached_property
     def start(self) -> Tree:
-        """The knobs where the experiment has them.
+        """Return the initial meta-parameters: the experiment's own settings.
 
         Raises:
-            ConfigError: there is no such setting, or it is 0, from where nothing can be learnt.
+            ConfigError: there is no such setting, or it is 0, where its logarithm is undefined.
         """
         return {name: raw_of(name, self._now(name)) for name in self.asked.names}
 
     def problem(self, step: int = 0) -> Problem:
-        """The rounds of a step, and the loss after them; those of step 0 are the first ones of the experiment's run."""
+        """Return the rounds of a step and the loss after them. Step 0 has the first rounds of the experiment's run."""
         places = range(1, self.num_rounds + 1)
         rounds = [self._round(step * self.num_rounds + place, place) for place in places]
         features, targets = self._held_out.batch(torch.arange(len(self._held_out)))
@@ -107,13 +107,13 @@ class Learning:
         return Problem(inner=self._inner, data=rounds, outer=outer)
 
     def steps(self, others: Sequence["Learning"] = ()) -> Iterator[Step]:
-        """The trajectory, a step at a time; the last one has the learnt values in the rounds of the first.
+        """Yield the trajectory; the last record evaluates the learned values on the rounds of the first step.
 
         Args:
-            others: the same experiment with other seeds, with which this one takes turns.
+            others: the same experiment with other seeds; steps take turns between them.
 
         Raises:
-            RoundError: the training diverged.
+            RoundError: training diverged.
         """
         state, team = Adam().begin(self.start), [self, *others]
         for step in range(self.asked.steps + 1):
@@ -151,7 +151,7 @@ class Learning:
         return found
 
     def _round(self, number: int, place: int) -> Round:
-        """As the engine plays round `number`: the same cohort, the same batches; at the rate of round `place`."""
+        """Build round `number` as the engine plays it, at the learning rate of round `place`."""
         config = self._config
         rng = generator(config.seed, Purpose.SAMPLING, round=number)
         cohort = self._strategy.sample(number, range(config.partition.num_clients), config.server.cohort_size, rng)
@@ -170,7 +170,7 @@ class Learning:
         return features.to(self._dtype) if features.is_floating_point() else features
 
     def _now(self, name: str) -> Tensor:
-        """What the experiment says."""
+        """Return a setting's value in the experiment."""
         client = self._config.client
         if name == WEIGHTS:
             return self._weights()
@@ -187,7 +187,7 @@ class Learning:
         return torch.tensor(float(value), dtype=self._dtype)
 
     def _weights(self) -> Tensor:
-        """Of all clients, with the sum 1."""
+        """Return the weights of all clients, which sum to 1."""
         strategy, clients = self._strategy, range(self._config.partition.num_clients)
         found: Sequence[float] = strategy.weights
         if not found and strategy.weighting == "uniform":
@@ -197,7 +197,7 @@ class Learning:
 
 
 def _penalty(objective: Objective, own: Tree, received: Tree, values: Mapping[str, Tensor]) -> Tensor | None:
-    """The objective's, with the settings that are learnt in the place of its own."""
+    """Evaluate the objective's penalty with the learned settings in place of its own."""
     learnt = {name.removeprefix(_STRATEGY): each for name, each in values.items() if name.startswith(_STRATEGY)}
     if learnt:
         objective = copy.copy(objective)
@@ -208,7 +208,7 @@ def _penalty(objective: Objective, own: Tree, received: Tree, values: Mapping[st
 
 
 def _is_plain(experiment: Experiment) -> bool:
-    """Whether the next model is the clients' mean, and nothing else is kept or sent."""
+    """Whether the next model is the mean of the clients' models, with no other state kept or sent."""
     kind, objective = type(experiment.strategy), experiment.objective
     answers = ("move", "evaluated", "shared", "weight")
     if not issubclass(kind, Strategy) or any(getattr(kind, name) is not getattr(Strategy, name) for name in answers):
@@ -217,7 +217,7 @@ def _is_plain(experiment: Experiment) -> bool:
 
 
 def _takes_linear_steps(experiment: Experiment) -> bool:
-    """Whether a step is that of SGD with the momentum that the configuration says."""
+    """Whether each local step is SGD with the configured momentum."""
     settings = experiment.config.client.optimizer.settings
     return is_linear(experiment.optimizer) and "momentum" in settings and not settings.get("nesterov")
 
@@ -226,7 +226,7 @@ def _only(path: str, value: Any) -> Rule[Experiment]:
     return Rule(Unless(path, (value,)), f"{{found}}{_LEARNT}{path}={value}")
 
 
-# What is no smooth function of the settings, or not among what a round is made of here.
+# Refused here: what is not a smooth function of the settings, and what the differentiable rounds do not implement.
 _LEARNT = " was given, but settings are learnt only with "
 _RULES: tuple[Rule[Experiment], ...] = (
     Rule(
@@ -259,7 +259,7 @@ _RULES: tuple[Rule[Experiment], ...] = (
 
 
 def learn(config: ExperimentConfig, asked: Asked, *, on_step: Callable[[Step], None] = lambda step: None) -> Found:
-    """The whole trajectory."""
+    """Learn the settings and return the whole trajectory."""
     learning = Learning(config, asked)
     found: list[Step] = []
     for step in learning.steps():
@@ -286,7 +286,7 @@ def learn(config: ExperimentConfig, asked: Asked, *, on_step: Callable[[Step], N
 
 
 def learnt_config(config: ExperimentConfig, found: Found) -> ExperimentConfig:
-    """The experiment with what was learnt."""
+    """Return the experiment with the learned settings."""
     changes = {row["setting"]: row["learnt"] for row in found.summary}
     if WEIGHTS in changes:
         changes["strategy.weights"] = changes.pop(WEIGHTS)
@@ -294,7 +294,7 @@ def learnt_config(config: ExperimentConfig, found: Found) -> ExperimentConfig:
 
 
 def learning_figures(found: Found) -> dict[str, Draw]:
-    """Name -> what draws it: a panel for the loss and for each setting, with a line for each number of it."""
+    """Return the plots by name: a panel for the loss and one per setting, with a line for each of its numbers."""
     charts = []
     for name in ("loss", *found.facts["names"]):
         lines = found.arrays[name].reshape(len(found.arrays[name]), -1).T.tolist()

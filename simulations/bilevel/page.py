@@ -1,4 +1,4 @@
-"""condensation.html: the images that were learnt, and how, on one page in one file."""
+"""condensation.html: the learned images and the course of training, in one self-contained file."""
 
 import base64
 import io
@@ -32,7 +32,7 @@ def write_page(
     before: NDArray[Any],
     after: NDArray[Any],
 ) -> list[Path]:
-    """Write the page, and the images [k, c, h, w] as sheets of PNG, a column for each class; `lines` has one for each step.
+    """Write the page and the images [k, c, h, w] as PNG sheets, a column per class; `lines`: a record per step.
 
     Raises:
         ResultsError: the folder cannot be written.
@@ -75,7 +75,7 @@ def write_page(
 
 
 def charts(lines: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Accuracy of fresh networks, the loss on real images, and how far estimates scatter."""
+    """Plot the accuracy of fresh networks, the loss on real images, and the variance of the gradient estimates."""
     shown = {
         "Test accuracy": ("accuracy", "Of fresh networks that were trained on the synthetic images alone."),
         "Loss on real images": ("loss", "After each step's training."),
@@ -98,7 +98,7 @@ def charts(lines: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def picture(image: NDArray[Any]) -> Markup:
-    """An image as an element that holds it, enlarged without smoothing."""
+    """Return an inline image element, enlarged without smoothing."""
     drawn = _drawn(image)
     held = io.BytesIO()
     drawn.save(held, format="PNG")
@@ -110,7 +110,7 @@ def picture(image: NDArray[Any]) -> Markup:
 
 
 def sheet(images: NDArray[Any], *, num_classes: int) -> Image.Image:
-    """All images, a column for each class, enlarged without smoothing."""
+    """Arrange all images in one column per class, enlarged without smoothing."""
     count, channels, height, width = images.shape
     num_rows = -(-count // num_classes)
     size = (num_classes * (width + _GAP) + _GAP, num_rows * (height + _GAP) + _GAP)

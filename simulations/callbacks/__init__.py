@@ -1,1 +1,1 @@
-"""Callbacks: what watches a run from the process that started it."""
+"""Callbacks: watch a run from the process that started it."""

@@ -1,7 +1,7 @@
-"""The contract of a callback.
+"""The interface of a callback.
 
-Callbacks see a run's folder and its lines, on every engine: with a SuperLink the rounds are played in
-another process, so there is nothing else to see.  The model of a checkpoint is on disk.
+Callbacks get a run's folder and its records, with every engine. They get no live objects, because with a SuperLink the
+rounds run in another process; load models from the checkpoints on disk.
 """
 
 from fedsign.config import ExperimentConfig
@@ -9,13 +9,13 @@ from fedsign.storage.results import Line, RunFolder
 
 
 class Callback:
-    """Does nothing; override what you need."""
+    """Base class of callbacks. All methods do nothing; override the ones you need."""
 
     def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
-        """Before the first round; `lines` are those of a run that is resumed."""
+        """Called before the first round; `lines` holds the earlier records of a resumed run."""
 
     def on_round(self, line: Line) -> None:
-        """After each round."""
+        """Called after each round with its record."""
 
     def on_end(self, outcome: Line) -> None:
-        """At the end, also of a run that failed."""
+        """Called at the end, also if the run failed."""

@@ -1,8 +1,8 @@
-"""MLflow: a run of an experiment on the user's tracking server, or in the library's default place.
+"""MLflow: log to the user's tracking server, or to the library's default location.
 
-The library's environment variables decide: MLFLOW_TRACKING_URI, by default mlflow.db in the current folder, and
-MLFLOW_EXPERIMENT_NAME, by default the configuration's `name`.  Written are parameters, metrics by round, tags
-(environment, outcome), and config.toml and report.html as artifacts.
+The library's environment variables apply: MLFLOW_TRACKING_URI (by default mlflow.db in the current folder) and
+MLFLOW_EXPERIMENT_NAME (by default the configuration's `name`). Logged are parameters, metrics per round, tags
+(environment, outcome), and the artifacts config.toml and report.html.
 """
 
 import math
@@ -16,19 +16,19 @@ from fedsign.storage.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "unfinished": "KILLED"}
-_ALWAYS_THERE = "bytes_down"  # a metric that every round has, and no user's metric can be called
+_ALWAYS_THERE = "bytes_down"  # a metric that every round has and no user metric can shadow
 _LONGEST_TAG = 5000
 _PARAMS_A_REQUEST = 100
 
 
 class MLflow(Tracker):
-    """Talks through a client of its own: the user's active run, if there is one, is not touched."""
+    """Uses its own client, so that the user's active run is left alone."""
 
     name = library = "mlflow"
     label = "MLflow"
 
     def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
-        """See Tracker.  The server is asked for the rounds it has: it keeps a second value beside the first."""
+        """Open or resume the run. The server knows which rounds it has; logging one again would add a second value."""
         self._client = self._library.MlflowClient()
         run = self._find(earlier.id) if earlier else None
         if run is None:
@@ -42,24 +42,24 @@ class MLflow(Tracker):
         return self._run, max((metric.step for metric in history), default=0)
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
-        """See Tracker.  One request."""
+        """Log a round in one request."""
         now_ms = time.time_ns() // 1_000_000
         metric = self._library.entities.Metric
         batch = [metric(name, float(number), now_ms, round) for name, number in numbers.items()]
         self._client.log_batch(self._run, metrics=batch)
 
     def end(self, outcome: Line, final: Mapping[str, float]) -> None:
-        """See Tracker."""
+        """Log the outcome and the artifacts, and close."""
         self.log(self.last_sent, {name: number for name, number in final.items() if math.isfinite(number)})
         for key in ("status", "error"):
             self._client.set_tag(self._run, f"fedsign.{key}", str(outcome.get(key, ""))[:_LONGEST_TAG])
         self._client.log_artifact(self._run, str(self.folder.path / "config.toml"))
-        if "report" in self.config.callbacks:  # which may come after this callback
+        if "report" in self.config.callbacks:  # that callback may run after this one
             self._client.log_artifact(self._run, str(write_report(self.folder)))
         self._client.set_terminated(self._run, _STATES[outcome["status"]])
 
     def _find(self, run_id: str) -> Any:
-        """The run of an id; None where it was deleted, or the store is another one now."""
+        """Return the run with this id; None if it was deleted or belongs to another store."""
         try:
             run = self._client.get_run(run_id)
         except self._library.exceptions.MlflowException as error:
@@ -74,7 +74,7 @@ class MLflow(Tracker):
         return str(found.experiment_id if found else self._client.create_experiment(name))
 
     def _describe(self, params: Mapping[str, str]) -> None:
-        """Parameters, which MLflow never changes: what another start of the run changed becomes a tag."""
+        """Log parameters. MLflow parameters are immutable, so a change on resume becomes a tag."""
         entities = self._library.entities
         settings = {key: str(value) for key, value in settings_of(self.config).items()}
         new = [entities.Param(key, value) for key, value in settings.items() if key not in params]

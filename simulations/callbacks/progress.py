@@ -1,4 +1,4 @@
-"""The progress bar: round, metric, loss, time left."""
+"""The progress bar: round, metric, loss, remaining time."""
 
 import html
 import importlib
@@ -17,26 +17,26 @@ from simulations.callbacks.base import Callback
 
 
 class Progress(Callback):
-    """Draws on standard error, so that standard output stays for results; in a notebook, below the cell."""
+    """Draws on standard error, so that standard output stays free for results; in a notebook, below the cell."""
 
     def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
-        """Show the bar at the round where the run starts."""
+        """Show the bar, starting at the run's first new round."""
         self._metric = config.metrics[0].rpartition(":")[2] if config.metrics else ""
         bar = NotebookBar if Console(stderr=True).is_jupyter else TerminalBar
         self._bar = bar(len(lines), config.rounds)
 
     def on_round(self, line: Line) -> None:
-        """One step."""
+        """Advance by one round."""
         figures = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
         self._bar.show(line["round"], figures)
 
     def on_end(self, outcome: Line) -> None:
-        """Leave the bar as it stands."""
+        """Stop updating the bar."""
         self._bar.stop()
 
 
 class TerminalBar:
-    """Rich's progress bar."""
+    """A Rich progress bar."""
 
     def __init__(self, start: int, total: int) -> None:
         self._bar = RichProgress(
@@ -52,16 +52,16 @@ class TerminalBar:
         self._bar.start()
 
     def show(self, round: int, figures: str) -> None:
-        """Move on to a round."""
+        """Advance to a round."""
         self._bar.update(self._task, completed=round, figures=figures)
 
     def stop(self) -> None:
-        """Leave the bar as it stands."""
+        """Stop updating the bar."""
         self._bar.stop()
 
 
 class NotebookBar:
-    """One line of HTML that replaces itself; Rich and tqdm would ask for ipywidgets and leave a widget behind."""
+    """A line of HTML that replaces itself. Rich and tqdm would require ipywidgets and leave a widget behind."""
 
     def __init__(self, start: int, total: int, *, what: str = "round") -> None:
         self._what = what
@@ -72,12 +72,12 @@ class NotebookBar:
         self._line = shown.display(self._html(self._drawn()), display_id=True)
 
     def show(self, round: int, figures: str) -> None:
-        """Move on to a round."""
+        """Advance to a round."""
         self._round, self._figures = round, figures
         self._line.update(self._html(self._drawn()))
 
     def stop(self) -> None:
-        """Leave the bar as it stands."""
+        """Stop updating the bar."""
         self._line.update(self._html(self._drawn(ended=True)))
 
     def _drawn(self, *, ended: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""report.html while a run goes on, and at its end."""
+"""report.html, kept up to date during a run and written at its end."""
 
 import time
 
@@ -7,11 +7,11 @@ from fedsign.storage.results import Line, RunFolder
 from simulations.callbacks.base import Callback
 
 _INTERVAL_S = 10.0
-_SHARE = 0.02  # of a run's time that its page may take
+_SHARE = 0.02  # of a run's time that writing its page may take
 
 
 class Report(Callback):
-    """Writes the page from what is on disk; while the run goes on, one that a browser loads again by itself."""
+    """Writes the page from the files on disk. During the run, the page tells the browser to reload it."""
 
     def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
         """Remember the folder."""
@@ -19,7 +19,7 @@ class Report(Callback):
         self._next_at = time.monotonic() + _INTERVAL_S
 
     def on_round(self, line: Line) -> None:
-        """Write the page if it is some seconds old."""
+        """Write the page if the last one is old enough."""
         began = time.monotonic()
         if began >= self._next_at:
             self._write(live=True)
@@ -27,10 +27,10 @@ class Report(Callback):
             self._next_at = ended + max(_INTERVAL_S, (ended - began) / _SHARE)
 
     def on_end(self, outcome: Line) -> None:
-        """Write the page, also of a run that failed: what is there is worth seeing."""
+        """Write the final page, also for a failed run."""
         self._write(live=False)
 
     def _write(self, *, live: bool) -> None:
-        from fedsign.report.page import write_report  # now, so that the first round does not wait for it
+        from fedsign.report.page import write_report  # imported late, so that the first round does not wait for it
 
         write_report(self._folder, live=live)

@@ -12,22 +12,22 @@ from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
 
 class TensorBoard(Tracker):
-    """Every round is flushed, so that the page of a run that is played now is up to date."""
+    """Flushes every round, so that TensorBoard shows a live run up to date."""
 
     name = library = "tensorboard"
     label = "TensorBoard"
 
     def __init__(self) -> None:
         super().__init__()
-        self._library = importlib.import_module("torch.utils.tensorboard")  # which needs it
+        self._library = importlib.import_module("torch.utils.tensorboard")  # needs the tensorboard package
 
     def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
-        """See Tracker.  Rounds that will be played again are purged, which is TensorBoard's own way."""
+        """Open a writer. TensorBoard purges the rounds that will be played again."""
         path = self.folder.path / self.name
         goes_on = earlier is not None and path.is_dir()
         kept = min(earlier.last_sent, last_played) if earlier and goes_on else 0
         self._writer = self._library.SummaryWriter(path, purge_step=kept + 1 if goes_on else None)
-        # the columns beside the settings: torch asks for values and uses the names only
+        # metric columns of the HParams table: torch requires values, but uses the names only
         columns = {f"final_{name.rpartition(':')[2]}": 0.0 for name in (*self.config.metrics, "loss")}
         *start, self._end = self._library.summary.hparams(settings_of(self.config), columns)
         for summary in start if not goes_on else ():
@@ -39,13 +39,13 @@ class TensorBoard(Tracker):
         return self.name, kept
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
-        """See Tracker."""
+        """Write the scalars of a round."""
         for name, number in numbers.items():
             self._writer.add_scalar(name, number, round)
         self._writer.flush()
 
     def end(self, outcome: Line, final: Mapping[str, float]) -> None:
-        """See Tracker.  The HParams page shows the run's status; torch's own function knows success only."""
+        """Write the run's status for the HParams page. torch's own function can only report success."""
         from tensorboard.plugins.hparams.api_pb2 import Status
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -62,6 +62,6 @@ class TensorBoard(Tracker):
 
 
 def _table(facts: Line) -> str:
-    """A table in Markdown."""
+    """Format facts as a Markdown table."""
     cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in facts.items()}
     return "| | |\n|-|-|\n" + "".join(f"| {key} | {value} |\n" for key, value in cells.items())

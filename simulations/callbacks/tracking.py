@@ -1,14 +1,13 @@
-"""What all trackers have in common: a run's lines go, each once, to somewhere else.
+"""What all trackers share: each record of a run is sent to an external service exactly once.
 
-[Note: what a tracker has] A tracker's run is found again by the id kept in the run's trackers.json, beside the last
-round that was sent.  `begin` corrects that by what the tracker itself knows: a killed process may have sent more, and
-a library may have lost what it was given.  A resumed run plays the rounds after its
-checkpoint again, to the same bits: those that the tracker has are not sent again, and those that it lacks (because
-its server was down, or it was switched on only now) are sent before the first new one.  So resuming
-a run, even one that is finished, sends what is missing.
+[Note: what a tracker has] trackers.json in the run's folder stores the tracker's run id and the last round sent.
+`begin` corrects this by what the tracker itself reports: a killed process may have sent more rounds, and a library may
+have lost some. A resumed run replays the rounds after its checkpoint to the same bits. Rounds that the tracker has are
+not sent again. Rounds that it lacks (its server was down, or the tracker was enabled only now) are sent before the
+first new one. Resuming a run, even a finished one, therefore sends whatever is missing.
 
-A tracker that raises does not stop the training.  It is left alone until the end, since a server that does not
-answer may cost minutes in every round; then it gets a second chance.
+A tracker that raises does not stop training. It is skipped until the end of the run, because an unreachable server may
+cost minutes in every round; then it is tried once more.
 """
 
 import json
@@ -26,7 +25,7 @@ from simulations.callbacks.base import Callback
 from simulations.frames import numbers_of
 
 STATE_FILE = "trackers.json"
-_LONGEST = 300  # characters of a foreign exception's message
+_LONGEST = 300  # characters kept of a library's error message
 _log = logging.getLogger("fedsign")
 
 Setting = str | int | float | bool
@@ -34,19 +33,19 @@ Setting = str | int | float | bool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Earlier:
-    """What earlier starts of a run have left in trackers.json."""
+    """What earlier starts of a run left in trackers.json."""
 
     id: str
-    last_sent: int  # the last round that was handed to the library
-    last_ended: int  # the last round when a start last ended in good order; 0 if none did
+    last_sent: int  # the last round handed to the library
+    last_ended: int  # the last round of the last start that ended cleanly; 0 if none did
 
 
 class Tracker(Callback):
-    """Subclasses say how a run is begun, how a round is sent, and how the run is ended."""
+    """Base class of trackers. Subclasses define how to begin a run, log a round and end the run."""
 
-    name: ClassVar[str]  # in the registry
-    label: ClassVar[str]  # in sentences
-    library: ClassVar[str] = ""  # what it needs, which comes with the extra of this name
+    name: ClassVar[str]  # the registered name
+    label: ClassVar[str]  # the name in messages
+    library: ClassVar[str] = ""  # the required library, installed by the extra of this name
 
     def __init__(self) -> None:
         needed = self.library
@@ -57,26 +56,26 @@ class Tracker(Callback):
 
     @abstractmethod
     def begin(self, earlier: "Earlier | None", *, last_played: int) -> tuple[str, int]:
-        """Open a new run, or go on with the earlier one.
+        """Open a new run, or resume the earlier one.
 
         Args:
-            earlier: what is known of earlier starts of the same run, if there were any.
-            last_played: the last round whose line is there now; all later ones will be played.
+            earlier: what earlier starts of the same run recorded, if any.
+            last_played: the last round on record; later rounds will be played.
 
         Returns:
-            The id, and the last round that need not be sent; see [Note: what a tracker has].
+            The tracker's run id, and the last round that it already has; see [Note: what a tracker has].
         """
 
     @abstractmethod
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Send the numbers of one round."""
+        """Log the numbers of one round."""
 
     @abstractmethod
     def end(self, outcome: Line, final: Mapping[str, float]) -> None:
-        """Send how the run ended, with the means over its last rounds, and close."""
+        """Log the outcome and the means over the last rounds, and close."""
 
     def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
-        """Begin, and send what is missing of the rounds played before."""
+        """Begin, and send the missing rounds of earlier starts."""
         self.folder, self.config = folder, config
         self._unsent = list(lines)
         self._attempt(self._send)
@@ -88,7 +87,7 @@ class Tracker(Callback):
             self._attempt(self._send)
 
     def on_end(self, outcome: Line) -> None:
-        """Send what is missing, and how the run ended."""
+        """Send the missing rounds and the outcome."""
 
         def finish() -> None:
             self._send()
@@ -100,10 +99,10 @@ class Tracker(Callback):
             _log.warning("%s answers again and has all rounds now.", self.label)
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        """Whether it worked; the first failure is told, in one line."""
+        """Return whether the action succeeded; report the first failure in one line."""
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - whatever a foreign library raises, the training is worth more
+        except Exception as error:  # noqa: BLE001 - no error of a tracking library may end the training
             if not self._is_down:
                 what = next(iter(str(error).strip().splitlines()), "no message")[:_LONGEST]
                 _log.warning(
@@ -120,7 +119,7 @@ class Tracker(Callback):
         return True
 
     def _send(self) -> None:
-        """Send the rounds that wait, oldest first."""
+        """Send the pending rounds, oldest first."""
         if not self._is_open:
             state = _read_state(self.folder).get(self.name)
             earlier = Earlier(**state) if state else None
@@ -143,7 +142,7 @@ class Tracker(Callback):
         self.folder.write_json(STATE_FILE, {**_read_state(self.folder), self.name: asdict(mine)})
 
     def _final(self) -> dict[str, float]:
-        """`final_accuracy` and its like, as the command prints them; without those that diverged."""
+        """Return `final_accuracy` and the like, as the command prints them, without diverged values."""
         lines = self.folder.rounds()
         names = (*(metric.rpartition(":")[2] for metric in self.config.metrics), "loss")
         values = {f"final_{name}": results.final_value(lines, name) for name in names}
@@ -151,7 +150,7 @@ class Tracker(Callback):
 
 
 def settings_of(config: ExperimentConfig) -> dict[str, Setting]:
-    """The complete configuration, flat: `{"client.lr": 0.05, ...}`; a list becomes its JSON text."""
+    """Flatten the complete configuration: `{"client.lr": 0.05, ...}`; a list becomes JSON text."""
     return dict(_leaves(config.model_dump(mode="json")))
 
 

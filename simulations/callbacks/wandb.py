@@ -1,7 +1,7 @@
-"""Weights & Biases: a run of a project, online or offline as the user's environment says.
+"""Weights & Biases: one W&B run per run, online or offline as the environment says.
 
-The library's environment variables decide, WANDB_MODE and WANDB_ENTITY among them.  Where they say nothing, the project
-is the configuration's `name`, the run's name that of its folder, and files go to <run>/wandb/.
+The library's environment variables apply, such as WANDB_MODE and WANDB_ENTITY. By default the project is the
+configuration's `name`, the run is named after its folder, and files go to <run>/wandb/.
 """
 
 import os
@@ -14,13 +14,13 @@ from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
 
 class WandB(Tracker):
-    """One W&B run for a run, however often it is resumed."""
+    """Keeps one W&B run per run, however often that is resumed."""
 
     name = library = "wandb"
     label = "Weights & Biases"
 
     def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
-        """See Tracker.  Online, the server says which step comes next."""
+        """Open or resume the run. Online, the server says which step comes next."""
         environment = os.environ
         place = Path(environment.get("WANDB_DIR") or self.folder.path)
         sessions = sorted(place.glob(f"wandb/offline-run-*-{earlier.id}")) if earlier else []
@@ -39,15 +39,16 @@ class WandB(Tracker):
         if not self._run.offline:
             return earlier.id, max(0, self._run.starting_step - 1)
         if earlier.last_sent > earlier.last_ended and sessions:
-            # killed: the library writes every 15 seconds, so that file is cut off anywhere, and all of it is sent again
+            # The process was killed. W&B writes every 15 seconds, so the offline file may be cut off anywhere: send all
+            # of it again.
             shutil.rmtree(sessions[-1])
         return earlier.id, earlier.last_ended
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
-        """See Tracker."""
+        """Log a round as a step."""
         self._run.log(dict(numbers), step=round)
 
     def end(self, outcome: Line, final: Mapping[str, float]) -> None:
-        """See Tracker."""
+        """Write the outcome to the run's summary, and finish."""
         self._run.summary.update({**final, **outcome})
         self._run.finish(exit_code=0 if outcome["status"] == "finished" else 1)
