@@ -1,7 +1,7 @@
 """The command line.
 
-Importing this module, and `fedsign --help`, import neither torch nor Flower nor NumPy: commands import
-what they need when they run.
+Importing this module, or running `fedsign --help`, imports neither torch nor Flower nor NumPy: each command imports
+what it needs when it runs.
 """
 
 import logging
@@ -22,8 +22,8 @@ from fedsign.extensions import load
 from simulations.options import ConfigArgument, JsonOption, RunArgument, SetOption, ShowConfigOption, Stopped
 from simulations.printing import escaped, print_json, print_summary, print_table, run_row
 
-TRACEBACK = "FEDSIGN_TRACEBACK"  # an environment variable: show where an error comes from
-STOPPED = 130  # the shell's exit code of a command stopped by Ctrl-C
+TRACEBACK = "FEDSIGN_TRACEBACK"  # environment variable: show tracebacks
+STOPPED = 130  # exit code of a command stopped by Ctrl-C
 
 app = typer.Typer(
     name="fedsign",
@@ -35,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_GROUPS = {  # of commands that capabilities bring; one without commands is not there
+_GROUPS = {  # command groups of capabilities; a group without commands is not shown
     "analyse": "Look at what was learnt: loss valleys, the line through two models, signs, curvature.",
     "estimate": "Say what a training will take, before it is run.",
     "tune": "Find settings by trying them, or by gradients through whole rounds.",
@@ -87,7 +87,7 @@ def run(
 
 @app.command()
 def report(path: RunArgument) -> None:
-    """Write report.html again from what is on disk."""
+    """Rewrite report.html from the files on disk."""
     from fedsign.report.page import write_report
     from fedsign.storage.results import open_run
 
@@ -106,7 +106,7 @@ def partition(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw how the training samples are dealt out to the clients; nothing is trained."""
+    """Draw how training samples are distributed over clients; nothing is trained."""
     from simulations import partition_view as view
 
     path = out or (None if json else view.DEFAULT_PATH)
@@ -149,11 +149,11 @@ def verify_files(
     path: Annotated[Path, typer.Argument(help="The folder of a run, of a comparison or of clients' states.")],
     json: JsonOption = False,
 ) -> None:
-    """Read every file against its digest, and change nothing."""
+    """Check every file against its digest; nothing is changed."""
     from simulations.verify import verify
 
     found = list(verify(path))
-    wrong = {damage: str(file) for file, damage in found if damage}  # what two files show is said once
+    wrong = {damage: str(file) for file, damage in found if damage}  # damage that two files reveal is reported once
     if json:
         print_json({"num_files": len(found), "damaged": wrong})
     else:
@@ -173,14 +173,14 @@ def list_names(
     name: Annotated[str, typer.Argument(help="One of them, or module:Name of your own: its traits.")] = "",
     json: JsonOption = False,
 ) -> None:
-    """List what can be named in a configuration, and what it declares of itself."""
+    """List the components that a configuration can name, and their traits."""
     from fedsign.registry import KINDS, one_of
 
     plurals = {entry.plural: (key, entry) for key, entry in KINDS.items()}
     if kind and kind not in plurals:
         raise ConfigError(f"'{kind}' cannot be listed.{one_of(kind, plurals)}.")
     if name:
-        from fedsign.traits import traits_shown  # imports what is named
+        from fedsign.traits import traits_shown  # imports the component's module
 
         rows = [{"trait": key, "value": value} for key, value in traits_shown(plurals[kind][0], name).items()]
     else:
@@ -195,7 +195,7 @@ def list_names(
 
 @app.command()
 def doctor(json: JsonOption = False) -> None:
-    """Check what this machine has: versions, devices, engines, disk."""
+    """Check this machine's environment: versions, devices, engines, disk."""
     from simulations.doctor import examine
 
     rows = examine()
@@ -205,7 +205,7 @@ def doctor(json: JsonOption = False) -> None:
 
 
 def _add_commands() -> None:
-    """Add the commands of the capabilities, in the order of their names."""
+    """Add the commands of all capabilities, sorted by name."""
     groups: dict[str, typer.Typer] = {}
     targets = {path: target for each in CAPABILITIES.values() for path, target in each.commands.items()}
     for path, target in sorted(targets.items()):
@@ -224,7 +224,7 @@ _add_commands()
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
+    """Run the command line. A user's mistake prints one sentence and exits with code 2, without a traceback."""
     logging.getLogger("fedsign").addHandler(_Warnings())
     try:
         import_packages()
@@ -234,7 +234,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _leave("stopped.", STOPPED)
     except SystemExit as leaving:
-        if leaving.code == STOPPED:  # what typer makes of Ctrl-C
+        if leaving.code == STOPPED:  # typer turns Ctrl-C into this
             _leave("stopped.", STOPPED)
         raise
     except Exception as error:
@@ -256,7 +256,7 @@ def _leave(line: str, exit_code: int) -> NoReturn:
 
 
 def _run(experiment: Any, *, resume: Path | None = None) -> Any:
-    """`api.run`, which Ctrl-C leaves with the command that goes on."""
+    """Call `api.run`; on Ctrl-C, stop with the command that resumes the run."""
     from simulations import api
     from simulations.callbacks.base import Callback
 
@@ -274,10 +274,10 @@ def _run(experiment: Any, *, resume: Path | None = None) -> Any:
 
 
 class _Warnings(logging.Handler):
-    """Writes to whatever standard error is now: the progress bar replaces it while it is shown."""
+    """Prints warnings to the current standard error, which the progress bar replaces while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
+        """Print a line."""
         if record.levelno >= logging.WARNING:
             print(f"warning: {record.getMessage()}", file=sys.stderr)
 

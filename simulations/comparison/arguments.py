@@ -1,6 +1,6 @@
-"""What `compare` takes from Python, checked for its types before anything is made of it.
+"""Type checks of the arguments that `compare` takes from Python.
 
-The command line gives the right types by itself; a script may give anything.
+The command line converts its options itself; a script may pass anything.
 """
 
 import json
@@ -13,11 +13,11 @@ from pydantic import BeforeValidator, StrictFloat, StrictInt, TypeAdapter, Valid
 from fedsign.errors import ConfigError
 
 MAX_SEEDS = 10_000
-TUNING_SEEDS = 1_000_000  # the first, besides the experiment's own: far from those that count
+TUNING_SEEDS = 1_000_000  # added to the experiment's seed: far from the seeds of the results
 
 
 def _integer(value: Any) -> int:
-    """Of any library's integer type; True is none."""
+    """Accept the integers of any library, but no bool."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(value)
     return operator.index(value)
@@ -28,16 +28,16 @@ def _listed(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_integer)]
-Number = StrictInt | StrictFloat  # neither True nor "0.5"
+Number = StrictInt | StrictFloat  # excludes True and "0.5"
 Names = Annotated[list[str], BeforeValidator(_listed)]
 _Seeds = Whole | Annotated[list[Whole], BeforeValidator(_listed)]
 
 
 def checked(what: str, given: Any, kind: Any, expected: str) -> Any:
-    """An argument as a type that pydantic knows.
+    """Validate an argument against a pydantic type.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it has another type.
     """
     try:
         return TypeAdapter(kind).validate_python(given)
@@ -46,10 +46,10 @@ def checked(what: str, given: Any, kind: Any, expected: str) -> Any:
 
 
 def seeds_of(given: Any, *, first: int) -> Sequence[int]:
-    """A number of seeds, or the seeds themselves.
+    """Return the seeds, given as a number of seeds or one by one.
 
     Raises:
-        ConfigError: neither, or more than `MAX_SEEDS`.
+        ConfigError: it is neither, or there are more than `MAX_SEEDS`.
     """
     seeds = checked("seeds", given, _Seeds, "how many, such as 5, or which, such as [0, 3, 7]")
     number = seeds if isinstance(seeds, int) else len(seeds)
@@ -59,15 +59,15 @@ def seeds_of(given: Any, *, first: int) -> Sequence[int]:
 
 
 def tuning_seeds_of(given: Any, *, first: int) -> Sequence[int]:
-    """The seeds of a search's trials: far from those that count, unless they are given one by one."""
+    """Return the seeds of a search's trials, far from those of the results unless given one by one."""
     return seeds_of(given, first=TUNING_SEEDS + first)
 
 
 def axes_of(what: str, given: Any) -> dict[str, Any]:
-    """Key -> values, of `grid` or `by`.
+    """Validate `grid` or `by`: key -> values.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it has another type.
     """
     table = _table(what, given, f'{what}={{"partition.alpha": [10, 1, 0.5]}}')
     axes = {key: list(values) if isinstance(values, tuple | range) else values for key, values in table.items()}
@@ -78,10 +78,10 @@ def axes_of(what: str, given: Any) -> dict[str, Any]:
 
 
 def settings_of(given: Any) -> dict[str, Any]:
-    """Key -> value.
+    """Validate `settings`: key -> value.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it has another type.
     """
     return _plain("settings", _table("settings", given, 'settings={"rounds": 60}'))
 
@@ -93,7 +93,7 @@ def _table(what: str, given: Any, example: str) -> dict[str, Any]:
 
 
 def _plain(what: str, table: dict[str, Any]) -> dict[str, Any]:
-    """The plan is written as JSON, and a configuration as TOML."""
+    """Convert values to plain types, since plans are stored as JSON and configurations as TOML."""
     for key, value in table.items():
         try:
             json.dumps(value)

@@ -1,4 +1,4 @@
-"""The progress of a comparison on the terminal: all cells, and what each worker plays."""
+"""The progress display of a comparison: all cells, and what each worker is playing."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from simulations.jobs import Job, Watcher
 
 
 class Board(Watcher):
-    """Draws on standard error, so that standard output stays for results.  Time left is estimated from rounds.
+    """Draws on standard error, so that standard output stays free for results. Remaining time is estimated from rounds.
 
-    In a notebook one line below the cell shows how far all cells are.
+    In a notebook, a line below the cell shows the overall progress.
     """
 
     def __init__(self, plan: Plan, pending: Sequence[Cell]) -> None:
@@ -28,7 +28,7 @@ class Board(Watcher):
             TextColumn("left"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            disable=Console(stderr=True).is_jupyter,  # there Rich would ask for ipywidgets
+            disable=Console(stderr=True).is_jupyter,  # in notebooks, Rich would require ipywidgets
         )
         self._line: NotebookBar | None = None
         self._rounds = dict.fromkeys(self._cells, 0)
@@ -50,7 +50,7 @@ class Board(Watcher):
             self._line.stop()
 
     def on_begin(self, worker: int, job: Job) -> None:
-        """Show the cell in the worker's line."""
+        """Show the cell in its worker's row."""
         cell = self._cells[job.id]
         told = {**cell.condition, **cell.choice} if cell.trial is None else {**cell.condition, "trial": cell.trial + 1}
         what = ", ".join(filter(None, [self._labels[cell.strategy], values_label(told)]))
@@ -59,14 +59,14 @@ class Board(Watcher):
         self._bar.reset(self._of_worker[worker], total=cell.rounds, description=f"{what}, seed {cell.seed}")
 
     def on_round(self, worker: int, job: Job, round: int) -> None:
-        """One step; a resumed cell's first step may be a long one."""
+        """Advance; the first step of a resumed cell may span many rounds."""
         self._rounds[job.id] = round
         figures = f"round {round}/{self._cells[job.id].rounds}"
         self._bar.update(self._of_worker[worker], completed=round, figures=figures)
         self._show()
 
     def on_end(self, worker: int, job: Job, error: str | None) -> None:
-        """Count it; what a failed cell did not play counts as done."""
+        """Count the cell as done, including the rounds that a failed one did not play."""
         self._done, self._failed = self._done + 1, self._failed + (error is not None)
         self._rounds[job.id] = self._cells[job.id].rounds
         self._bar.update(self._of_worker[worker], description="waiting", figures="")

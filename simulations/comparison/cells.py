@@ -1,4 +1,4 @@
-"""A cell of a comparison, and the cells of a search of settings."""
+"""A cell of a comparison, and the cells of a hyperparameter search."""
 
 import json
 import math
@@ -18,11 +18,11 @@ _LONGEST = 80  # characters of a cell's readable name
 
 Configs = Mapping[str, ExperimentConfig]
 CellValue = Callable[[Cell], float | None]
-"""What a trial's run is judged by: NaN if it was lost, None if it has not ended."""
+"""Maps a trial's cell to its validation value: NaN if the run was lost, None if it has not ended."""
 
 
 def metric_of(config: ExperimentConfig) -> str:
-    """What runs are judged by: the first of the metrics, or the loss."""
+    """Return the metric that judges runs: the first configured one, or the loss."""
     return config.metrics[0].rpartition(":")[2] if config.metrics else "loss"
 
 
@@ -34,7 +34,7 @@ def cell_of(
     name: str = "",
     trial: int | None = None,
 ) -> Cell:
-    """The cell of a configuration, under the strategy's name or another."""
+    """Return a configuration's cell, under the strategy's name or another one."""
     digest, name = digest_of(config), name or config.strategy.name
     told = {**condition, **choice} if trial is None else {"trial": trial}
     parts = [name, *(f"{key.rpartition('.')[2]}{value}" for key, value in told.items())]
@@ -59,19 +59,19 @@ def trial_of(
     number: int,
     seeds: Sequence[int],
 ) -> list[tuple[Cell, ExperimentConfig]]:
-    """The cells of one trial, with their configurations."""
+    """Return the cells of one trial, with their configurations."""
     configs = [config.replace(seed=seed, **choice) for seed in seeds]
     return [(cell_of(each, condition, choice, name=name, trial=number), each) for each in configs]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """One search: of the settings of `config`, under a strategy's name, as far as it has come."""
+    """The progress of one search over the settings of `config`, under a strategy's name."""
 
     record: Mapping[str, Any]  # see [Note: trials] in fedsign.comparison.tuning
     cells: Sequence[Cell]
     configs: Configs
-    num_to_come: int  # cells that have not been asked for
+    num_to_come: int  # cells not requested yet
     best: Choice | None  # None until all trials have ended
 
 
@@ -86,17 +86,17 @@ def search(
     higher_is_better: bool,
     value_of: CellValue,
 ) -> Search:
-    """All trials that can be asked for, given the values of the cells so far.
+    """Return all trials that can be requested, given the cells' values so far.
 
     Args:
         config: the experiment as given, which is the first trial.
-        name: of the cells' strategy.
-        condition: of the cells.
-        num: trials.
-        seeds: of each trial; its value is their mean, and it is lost with one of them.
-        given: key -> range, besides those that the strategy declares and that all share.
-        higher_is_better: the direction of the values.
-        value_of: a cell's value.
+        name: the strategy of the cells.
+        condition: the condition of the cells.
+        num: number of trials.
+        seeds: the seeds of each trial. Its value is their mean; if one is lost, the trial is.
+        given: key -> range, in addition to the declared and the shared ones.
+        higher_is_better: whether the metric is maximized.
+        value_of: returns a cell's value.
     """
     space = space_of(config, given)
     cells: list[Cell] = []
@@ -142,18 +142,18 @@ def with_searches(
     settings: Mapping[str, Any] | None = None,
     lead: str = "",
 ) -> tuple[Plan, Configs]:
-    """A plan with the trials of all searches, batch by batch; once all have ended, with the runs that count as well.
+    """Add the trials of all searches to a plan, batch by batch; once all have ended, add the final runs.
 
     Args:
-        plan: without cells.
-        searches: as far as they have come.
-        finals: the runs that count; before all searches have ended only their number is used.
-        seeds: of the trials.
-        fraction: of the training samples, held out in the trials.
-        settings: of the trials alone.
-        lead: what the page says of the budgets, where they are no number of trials.
+        plan: a plan without cells.
+        searches: the searches' progress.
+        finals: the final runs. Only their number is used until all searches have ended.
+        seeds: the trials' seeds.
+        fraction: the fraction of training samples held out in trials.
+        settings: settings of trials only.
+        lead: the page's description of the budgets, where these are not numbers of trials.
     """
-    # a stable sort: a plan's cells stay the first ones of what it becomes
+    # The sort is stable: existing cells stay in front when the plan grows.
     cells = sorted((cell for each in searches for cell in each.cells), key=lambda cell: (cell.trial or 0) // BATCH)
     configs = {id: config for each in searches for id, config in each.configs.items()}
     num_to_come = sum(each.num_to_come for each in searches)

@@ -1,4 +1,4 @@
-"""Mistakes in what a comparison or a search is asked for, each in one sentence, before any configuration is made."""
+"""Checks of comparison and search requests, before any configuration is built. Each mistake is one sentence."""
 
 import json
 from collections import Counter
@@ -23,7 +23,7 @@ _OTHERWISE = {
 
 
 def check(request: Request) -> None:
-    """Raise ConfigError for what does not exist, is given twice, or cannot be compared."""
+    """Raise ConfigError for components that do not exist, are given twice, or cannot be compared."""
     if not request.strategies:
         raise ConfigError("no strategy was given; name some, such as --strategies fedavg,fedsign.")
     _check_unique("strategy", request.strategies)
@@ -41,7 +41,7 @@ def check(request: Request) -> None:
 
 
 def _check_tuning(request: Request) -> None:
-    """What a search is asked for, and what it does not go with."""
+    """Check the search options, and what they cannot be combined with."""
     if not request.trials:
         unused = {
             "--tune-seeds": request.tuning_seeds,
@@ -72,7 +72,7 @@ def _check_tuning(request: Request) -> None:
 
 
 def check_search(ranges: Mapping[str, str], strategies: Sequence[str]) -> None:
-    """Raise ConfigError for a key that no search can be of."""
+    """Raise ConfigError for a key that cannot be searched."""
     for given in ranges:
         _, key = scope_of(given)
         if key not in SHARED and (key.partition(".")[0] not in CHOICES or key in ABLATIONS):
@@ -84,14 +84,14 @@ def check_search(ranges: Mapping[str, str], strategies: Sequence[str]) -> None:
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Raise ConfigError unless there are some, each once."""
+    """Raise ConfigError unless there are seeds, without duplicates."""
     if not seeds:
         raise ConfigError("no seed was given; expected is 1 or more, such as --seeds 5.")
     _check_unique("seed", seeds)
 
 
 def check_tuning_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
-    """Raise ConfigError unless the seeds of tuning are some, and none of those of the runs that count."""
+    """Raise ConfigError unless there are tuning seeds, disjoint from the seeds of the results."""
     _check_unique("tuning seed", tuning)
     if not tuning:
         raise ConfigError("no tuning seed was given; expected is 1 or more, such as --tune-seeds 2.")
@@ -109,7 +109,7 @@ def _check_unique(what: str, given: Sequence[Any]) -> None:
 
 
 def _check_conditions(request: Request) -> None:
-    """A condition is the same for all strategies, and said once."""
+    """Check that conditions are the same for all strategies, and given once."""
     for key in request.by:
         if scope_of(key)[0] is not None:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""`fedsign compare`: what it was asked for, and what it prints.
+"""The `fedsign compare` command: options and printed results.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
 import os
@@ -115,9 +115,9 @@ def compare(
     export: Annotated[Path | None, typer.Option(help="Write tables and figures for a paper into this folder.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare strategies over seeds and a grid: one table, a page, tables and figures for a paper.
+    """Compare strategies over seeds and a grid: a table, a page, and tables and figures for a paper.
 
-    Exit code 1: some cells failed, such as one that diverged; the table is of the others.
+    Exits with code 1 if some cells failed or diverged; the table then shows the others.
     """
     from fedsign import config as configs
     from fedsign.comparison.folder import PLAN
@@ -171,7 +171,7 @@ def compare(
 
 
 def present(done: Any, *, export: Path | None, json: bool, files: Mapping[str, Path] | None = None) -> None:
-    """The table, the page and other files, and the tables and figures for a paper."""
+    """Print the table and the files, and export tables and figures for a paper."""
     from simulations.comparison.table import as_json, print_summary
 
     summary = done.summary()
@@ -190,7 +190,7 @@ def present(done: Any, *, export: Path | None, json: bool, files: Mapping[str, P
 
 
 def _check_export(folder: Path) -> None:
-    """Raise ResultsError if nothing could be exported in the end."""
+    """Raise ResultsError now if the export would fail at the end."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise ResultsError(f"{there} is a file; give a folder, or the name of one to be made, to --export.")
@@ -199,7 +199,7 @@ def _check_export(folder: Path) -> None:
 
 
 def _axes(option: str, given: list[str]) -> dict[str, list[Any]]:
-    """Key -> values, of `--grid` or `--by`."""
+    """Parse `--grid` or `--by`: key -> values."""
     from simulations.comparison.request import parse_axis
 
     axes: dict[str, list[Any]] = {}
@@ -211,7 +211,7 @@ def _axes(option: str, given: list[str]) -> dict[str, list[Any]]:
 
 
 def ranges_of(given: list[str]) -> dict[str, str]:
-    """Key -> range, of `--search`."""
+    """Parse `--search`: key -> range."""
     found: dict[str, str] = {}
     for text in given:
         key, separator, value = text.partition("=")
@@ -226,7 +226,7 @@ def ranges_of(given: list[str]) -> dict[str, str]:
 
 
 def seeds_option(text: str, option: str = "--seeds") -> int | list[int]:
-    """`5`, or `0,3,7`."""
+    """Parse `5`, or `0,3,7`."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:

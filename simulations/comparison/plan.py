@@ -1,8 +1,8 @@
-"""What is to be compared, as a list of cells, each with a complete configuration.
+"""The plan of a comparison: a list of cells, each with a complete configuration.
 
-See [Note: cells, choices, conditions] in fedsign.comparison.summary.  The settings of the base experiment's own
-strategy hold for that strategy only.  Under a condition on `strategy.X`, a strategy without a setting X has the same
-configuration for every value; it is planned under each and played once.
+See [Note: cells, choices, conditions] in fedsign.comparison.summary. Strategy settings of the base experiment apply to
+its own strategy only. Under a condition on `strategy.X`, a strategy without a setting X has the same configuration for
+every value: it is planned under each value and played once.
 """
 
 import itertools
@@ -34,10 +34,10 @@ def make_plan(
     environment: Mapping[str, Any],
     value_of: CellValue = lambda cell: None,
 ) -> tuple[Plan, Configs]:
-    """The plan, and each cell's configuration by the cell's id; with a search, as far as the values of its cells reach.
+    """Return the plan, and each cell's configuration by cell id; a search reaches as far as its cells have values.
 
     Raises:
-        ConfigError: something asked for does not exist, is asked for twice, or cannot be compared.
+        ConfigError: something requested does not exist, is given twice, or cannot be compared.
     """
     check(request)
     metric = metric_of(base)
@@ -70,15 +70,15 @@ def make_plan(
 
 
 def _cells(base: ExperimentConfig, request: Request) -> tuple[list[Cell], Configs]:
-    """All combinations of what was asked for."""
+    """Return all requested combinations."""
     shared = _validation(base, request)
     cells: list[Cell] = []
-    words_of: dict[str, str] = {}  # digest -> the values that gave it
+    words_of: dict[str, str] = {}  # digest -> the values that led to it
     configs: dict[str, ExperimentConfig] = {}
     for condition in products(request.condition_axes):
         for strategy in request.strategies:
             for choice in request.choices(strategy):
-                own = own_values(condition, strategy)  # without the settings that it does not have
+                own = own_values(condition, strategy)  # without settings that the strategy lacks
                 words = json.dumps([own, choice])
                 changes = {
                     "strategy.name": strategy,
@@ -102,14 +102,14 @@ def _cells(base: ExperimentConfig, request: Request) -> tuple[list[Cell], Config
 
 
 def _tuned(base: ExperimentConfig, request: Request, plan: Plan, value_of: CellValue) -> tuple[Plan, Configs]:
-    """The plan with a search of the settings of each strategy.
+    """Return the plan with a search over the settings of each strategy.
 
-    A search is of one strategy under one condition, or under all conditions that differ only by what `tuning_settings`
-    says.
+    Each search covers one strategy under one condition, or under all conditions that differ only in keys of
+    `tuning_settings`.
     """
     conditions = products(request.condition_axes)
     fraction = _validation(base, request)
-    searches: dict[str, Search] = {}  # by strategy and the condition of its trials
+    searches: dict[str, Search] = {}  # by strategy and condition of the trials
     finals = []
     for condition, strategy in itertools.product(conditions, request.strategies):
         place = {**condition, **request.tuning_settings}
@@ -142,7 +142,7 @@ def _tuned(base: ExperimentConfig, request: Request, plan: Plan, value_of: CellV
 
 
 def _validation(base: ExperimentConfig, request: Request) -> dict[str, float]:
-    """How much every cell holds out of training, so that all strategies train on the same samples."""
+    """Return the fraction that every cell holds out, so that all strategies train on the same samples."""
     fraction = request.validation_fraction
     has_choices = bool(request.trials) or any(len(request.choices(strategy)) > 1 for strategy in request.strategies)
     if fraction is None and has_choices:
@@ -158,7 +158,7 @@ def _validation(base: ExperimentConfig, request: Request) -> dict[str, float]:
 
 
 def _labels(strategies: Iterable[str]) -> dict[str, str]:
-    """A short label for each strategy; its full name where two would share one."""
+    """Return a short label per strategy, or its full name where two labels would be equal."""
     labels = {strategy: strategy_label(strategy) for strategy in strategies}
     shared = [label for label in labels.values() if list(labels.values()).count(label) > 1]
     return {strategy: strategy if label in shared else label for strategy, label in labels.items()}

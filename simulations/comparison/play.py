@@ -1,7 +1,7 @@
-"""Playing a comparison: `compare` from Python, and what `fedsign compare` does.
+"""Play a comparison: `compare` in Python, and the implementation of `fedsign compare`.
 
-Every cell that has not finished is played, from its last checkpoint if it has one.  A cell that failed is
-noted with its sentence and left alone afterwards; the comparison goes on without it.
+Every unfinished cell is played, from its last checkpoint if it has one. A failed cell is recorded with its error and
+not retried unless asked for; the comparison continues without it.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from simulations.comparison.search import optuna_version
 from simulations.jobs import Job, Team, Watcher, digest_of
 
 NUM_TUNING_SEEDS = 2
-MakePlan = Callable[..., tuple[Plan, Configs]]  # of value_of, see `make_plan`
+MakePlan = Callable[..., tuple[Plan, Configs]]  # called with value_of, see `make_plan`
 _NAMES = 'a list of names, such as ["fedavg", "fedsign"]; an algorithm of your own is named \'module:Name\''
 
 
@@ -56,31 +56,32 @@ def compare(
     extend: bool = False,
     retry_failed: bool = False,
 ) -> Comparison:
-    """Compare strategies over seeds and a grid; go on with the comparison in `out` if there is one.
+    """Compare strategies over seeds and a grid; continue the comparison in `out` if there is one.
 
     Args:
-        experiment: the base: a configuration, or a tree of changes to the default one.
+        experiment: the base experiment: a configuration, or a dictionary of changes to the default one.
         strategies: names of strategies.
-        seeds: how many, counted from the base's seed, or which.
-        grid: key -> values.  Keys under strategy, client and server are hyper-parameters, of which each
-            strategy gets its best one by the validation samples.  All combinations of the others are compared, and
-            so are server.cohort_size, client.local_epochs, client.local_steps and client.batch_size.
-            "fedprox:strategy.mu" is a hyper-parameter of one strategy.
-        by: key -> values that are compared and never chosen from, whatever the key.
-        settings: key -> value, for strategies as in `grid`.
-        name: the comparison's name; the experiment's without one.
-        out: its folder; `comparisons/<name>` without one.
-        reference: the strategy that differences are taken to; FedAvg if it is among them, or the first.
-        target: for rounds and bytes; without one, 95 % of what the reference ends at, under each condition.
-        validation_fraction: of the training samples, held out in all cells; 0.1 if there is something to choose.
-        tune: how many trials each strategy gets, over its own settings and those that all share; then it is trained
-            again on all training samples.
-        tune_seeds: of each trial, how many or which; none of `seeds`.
-        tune_at: key -> value of the trials; what differs in nothing else is tuned once.
-        search: key -> range, such as "0.01..0.3:log", for strategies as in `grid`.
-        workers: processes; as many as the machine has cores for without a number.
-        extend: take the new plan where `out` holds another one; cells of both are not played again.
-        retry_failed: play cells that failed once more.
+        seeds: the number of seeds, counted from the base's seed, or the seeds themselves.
+        grid: key -> values.  Keys under strategy, client and server are hyperparameters: each strategy uses its
+            best one on the validation samples.  Other keys are compared in all combinations, and so are
+            server.cohort_size, client.local_epochs, client.local_steps and client.batch_size.
+            "fedprox:strategy.mu" is a hyperparameter of one strategy.
+        by: key -> values to compare and never to choose from, whatever the key.
+        settings: key -> value, for single strategies as in `grid`.
+        name: the comparison's name; by default the experiment's.
+        out: its folder; by default `comparisons/<name>`.
+        reference: the strategy that differences are taken to; by default FedAvg if it is compared, or the first one.
+        target: the metric's target for rounds and bytes; by default 95 % of the reference's final value, per condition.
+        validation_fraction: fraction of training samples held out in all cells; by default 0.1 if there is a choice.
+        tune: number of trials per strategy, over its own settings and the shared ones. The best settings are then
+            trained
+            on all training samples.
+        tune_seeds: seeds per trial, a number or a list, disjoint from `seeds`.
+        tune_at: key -> value in trials; conditions that differ only in these keys are tuned once.
+        search: key -> range, such as "0.01..0.3:log", for single strategies as in `grid`.
+        workers: number of processes; one per core by default.
+        extend: accept a new plan if `out` holds another one; cells in both are not played again.
+        retry_failed: play failed cells again.
 
     Raises:
         FedSignError: the plan cannot be made, or the comparison cannot be played.
@@ -112,7 +113,7 @@ def compare(
     make = partial(
         make_plan, base, request, name=chosen_name, reference=reference, target=target, environment=environment(tune)
     )
-    if tune:  # a mistake in a condition is told now, and not when the trials have ended
+    if tune:  # report a mistake in a condition now, and not after all trials
         whole = dataclasses.replace(request, trials=0, tuning_seeds=(), tuning_settings={}, search={})
         _, untuned = make_plan(base, whole, name=chosen_name, reference=reference, target=target, environment={})
         _check_parts([*untuned.values()])
@@ -121,15 +122,15 @@ def compare(
 
 
 def environment(tune: int) -> dict[str, Any]:
-    """Versions, with that of the library that searches."""
+    """Return package versions, with the search library's if there is a search."""
     return api.environment() | ({"optuna": optuna_version()} if tune else {})
 
 
 def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = False) -> Comparison:
-    """Go on with a comparison as it was planned.
+    """Continue a comparison as it was planned.
 
     Raises:
-        ResultsError: there is none, or this version of FedSign would make other cells of its plan.
+        ResultsError: there is none, or this version of FedSign would plan other cells.
     """
     comparison = load_comparison(path)
     recorded = comparison.plan
@@ -149,7 +150,7 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
     cells = [cell for cell in plan.cells if cell in recorded.cells] if recorded.tuning else plan.cells
     is_same = tuple(cells) == recorded.cells or (
         recorded.tuning and retry_failed
-    )  # trials that end otherwise lead elsewhere
+    )  # the values of trials decide what is planned next
     if not is_same:
         raise ResultsError(
             f"the comparison in {comparison.path} was planned by fedsign "
@@ -160,12 +161,12 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
 
 
 def is_for_all(key: str) -> bool:
-    """Whether a setting is of the base experiment, and not of one strategy or of those that have it."""
+    """Whether a setting belongs to the base experiment, and not to strategies."""
     return ":" not in key and key.partition(".")[0] != "strategy"
 
 
 def folder_of(name: str) -> Path:
-    """Where a comparison is written if nothing else is said."""
+    """Return the default folder of a comparison."""
     return Path("comparisons") / name
 
 
@@ -178,15 +179,15 @@ def play_plan(
     retry_failed: bool = False,
     beside: Collection[str] = (),
 ) -> Comparison:
-    """Play what is planned, and then what is planned once that has been played, until nothing is.
+    """Play the planned cells, plan again with their values, and repeat until nothing is left.
 
     Args:
         comparison: the folder.
-        make: the plan, given the values of the cells so far.
-        workers: processes; None for as many as there are cores for.
-        extend: take the plan where the folder holds another one.
-        retry_failed: play cells that failed once more.
-        beside: files that may be in the folder before there is a plan.
+        make: returns the plan, given the cells' values so far.
+        workers: number of processes; None for one per core.
+        extend: accept the plan if the folder holds another one.
+        retry_failed: play failed cells again.
+        beside: files that the folder may hold before there is a plan.
     """
     metric = make()[0].metric
     plan, cell_configs = make(value_of=_values_in(comparison, metric))
@@ -197,7 +198,7 @@ def play_plan(
     _check_parts([cell_configs[cell.id] for cell in first])
     with disk_errors(comparison.path):
         comparison.path.mkdir(parents=True, exist_ok=True)
-    # the versions that it was begun with; runs warn of other ones
+    # keep the versions that the comparison began with; runs warn about other ones
     begun = there.environment if there is not None and not _difference(plan, there) else plan.environment
     team = Team("simulations.comparison.worker", workers=processes, logs=comparison.path / "logs")
     with comparison.locked(), team:
@@ -217,19 +218,19 @@ def play_plan(
 
 
 def _values_in(comparison: Comparison, metric: str) -> CellValue:
-    """What the runs in the folder say."""
+    """Return a function that reads cells' values from the runs in the folder."""
     return lambda cell: validation_value(comparison.played(cell), metric)
 
 
 def _pending(comparison: Comparison, plan: Plan, retry_failed: bool) -> list[Cell]:
-    """The cells that are to be played; one for all that have the same configuration."""
+    """Return the cells to play, one per distinct configuration."""
     first = {cell.digest: cell for cell in reversed(plan.cells)}
     left = [cell for cell in plan.cells if first[cell.digest] is cell and not comparison.is_finished(cell)]
     return left if retry_failed else [cell for cell in left if comparison.failure_of(cell) is None]
 
 
 def _play_cells(comparison: Comparison, plan: Plan, pending: Sequence[Cell], cell_configs: Configs, team: Team) -> None:
-    """Seed by seed, so that there is soon something to compare; trials in their order before all else."""
+    """Play cells seed by seed, so that there is soon something to compare. Trials come first, in their order."""
     order = {seed: place for place, seed in enumerate(plan.seeds)}
     cells = {
         cell.id: cell for cell in sorted(pending, key=lambda cell: -1 if cell.trial is not None else order[cell.seed])
@@ -237,7 +238,7 @@ def _play_cells(comparison: Comparison, plan: Plan, pending: Sequence[Cell], cel
     jobs = [_job(comparison, cell, cell_configs[id]) for id, cell in cells.items()]
 
     class Notes(Watcher):
-        """Writes down what failed."""
+        """Records failures."""
 
         def on_end(self, worker: int, job: Job, error: str | None) -> None:
             if error is not None:
@@ -248,7 +249,7 @@ def _play_cells(comparison: Comparison, plan: Plan, pending: Sequence[Cell], cel
 
 
 def _job(comparison: Comparison, cell: Cell, config: ExperimentConfig) -> Job:
-    """Play a cell in its folder; the comparison has a progress bar of its own."""
+    """Return the job that plays a cell in its folder, without a progress bar of its own."""
     run = comparison.run_of(cell)
     callbacks = [name for name in config.callbacks if name != "progress"]
     here = config.replace(name=cell.id, callbacks=callbacks, **{"results.root": str(comparison.cells)})
@@ -256,7 +257,7 @@ def _job(comparison: Comparison, cell: Cell, config: ExperimentConfig) -> Job:
 
 
 def _workers(cell_configs: Configs, given: int | None) -> int:
-    """How many processes; other engines start processes of their own and are played one at a time."""
+    """Return the number of processes; 1 for engines that start processes themselves."""
     if given is not None and given < 1:
         raise ConfigError(f"workers={given} was given, but expected is 1 or more.")
     named = {config.engine.name for config in cell_configs.values()}
@@ -286,7 +287,7 @@ def _check_folder(path: Path, plan: Plan, there: Plan | None, *, extend: bool, b
 
 
 def check_is_free(path: Path, beside: Collection[str] = ()) -> None:
-    """Raise ResultsError for a folder without a comparison that holds other files than those `beside`."""
+    """Raise ResultsError if a folder without a comparison holds files other than `beside`."""
     if (path / PLAN).is_file() or not path.exists():
         return
     if not path.is_dir() or any(file.name not in beside for file in path.iterdir()):
@@ -294,7 +295,7 @@ def check_is_free(path: Path, beside: Collection[str] = ()) -> None:
 
 
 def _difference(plan: Plan, there: Plan) -> str:
-    """What the user changed, in a few words; nothing if the cells are the same."""
+    """Summarize what the user changed; empty if the cells are the same."""
     is_same = (plan.request, plan.config_toml) == (there.request, there.config_toml)
     if plan.cells == there.cells or (plan.grows and is_same):
         return ""
@@ -306,9 +307,9 @@ def _difference(plan: Plan, there: Plan) -> str:
 
 
 def _check_parts(cell_configs: Sequence[ExperimentConfig]) -> None:
-    """Make every part of every configuration, so that a mistake is one sentence now and not one failure for each cell.
+    """Build every component of every configuration, so that a mistake is one error now and not one per cell.
 
-    Seeds change no part.  Cells that follow each other mostly have the same data, which are made once for them.
+    Seeds do not affect components. Consecutive cells mostly share their data, which are loaded once.
     """
     last: Workload | None = None
     for config in {digest_of(config.replace(seed=0)): config for config in cell_configs}.values():

@@ -1,10 +1,10 @@
-"""What a comparison is asked for, and what each key that a user gives applies to.
+"""The request of a comparison, and the scope of each key that a user gives.
 
-A key may be given for one strategy alone, as "fedprox:strategy.mu".  Without a strategy, a key `strategy.X` is for
-those of the strategies that have a setting X.
+A key may be limited to one strategy, as in "fedprox:strategy.mu". Otherwise a key `strategy.X` applies to the compared
+strategies that have a setting X.
 
-Conditions are the keys of `by`, and those keys of `grid` that are no hyper-parameters: how much is trained and by how
-many (`ABLATIONS`) is what papers vary, not what they tune.
+Conditions are the keys of `by`, and those keys of `grid` that are no hyperparameters: papers vary the amount of
+training and the number of clients (`ABLATIONS`); they do not tune them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign")
 NUM_SEEDS = 5
 ABLATIONS = ("server.cohort_size", "client.local_epochs", "client.local_steps", "client.batch_size")
 CHOICES = ("strategy", "client", "server")
-"""Sections whose keys are hyper-parameters, but for `ABLATIONS`."""
+"""Sections whose keys are hyperparameters, except for `ABLATIONS`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a user asks for.  Keys of `grid` and `settings` may begin with a strategy: "fedprox:strategy.mu".
+    """The user's request. Keys of `grid` and `settings` may be limited to a strategy: "fedprox:strategy.mu".
 
-    Keys of `by` are conditions, whatever they are.
+    All keys of `by` are conditions.
     """
 
     strategies: Sequence[str] = STRATEGIES
@@ -37,24 +37,24 @@ class Request:
     by: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     validation_fraction: float | None = None
-    trials: int = 0  # of the search of each strategy's settings; 0: none
+    trials: int = 0  # per search of a strategy's settings; 0: no search
     tuning_seeds: Sequence[int] = ()
     search: Mapping[str, str] = field(default_factory=dict)  # key -> range
-    tuning_settings: Mapping[str, Any] = field(default_factory=dict)  # of the trials, in the place of conditions
+    tuning_settings: Mapping[str, Any] = field(default_factory=dict)  # of trials, in place of conditions
 
     def choices(self, strategy: str) -> list[dict[str, Any]]:
-        """All combinations of hyper-parameters to try for one strategy."""
+        """Return all combinations of hyperparameters to try for a strategy."""
         axes = {key: values for key, values in self.grid.items() if is_choice(key)}
         return products(own_values(axes, strategy))
 
     @property
     def condition_axes(self) -> dict[str, Sequence[Any]]:
-        """The keys that conditions are made of, with their values."""
+        """Return the keys that form conditions, with their values."""
         return {**{key: values for key, values in self.grid.items() if not is_choice(key)}, **self.by}
 
 
 def parse_axis(text: str, *, option: str = "--grid") -> tuple[str, list[Any]]:
-    """`key=value,value,...` as given to an option, each value as in `--set`.
+    """Parse `key=value,value,...`; each value is parsed as in `--set`.
 
     >>> parse_axis("strategy.gamma=0.001,0.01"), parse_axis("model.hidden=[64],[64, 64]")
     (('strategy.gamma', [0.001, 0.01]), ('model.hidden', [[64], [64, 64]]))
@@ -67,13 +67,13 @@ def parse_axis(text: str, *, option: str = "--grid") -> tuple[str, list[Any]]:
             f"{option} takes KEY=VALUE,VALUE,..., such as {option} partition.alpha=10,1,0.5; '{text}' was given."
         )
     _, parsed = parse_override(f"grid=[{values}]")
-    if isinstance(parsed, str):  # no TOML list: words without quotes
+    if isinstance(parsed, str):  # not a TOML list, but words without quotes
         parsed = [parse_override(f"grid={part}")[1] for part in values.split(",")]
     return key.strip(), parsed
 
 
 def own_values(keyed: Mapping[str, Any], strategy: str) -> dict[str, Any]:
-    """What applies to one strategy, under plain keys; what is given for it alone wins, at the place of the other."""
+    """Return what applies to a strategy, under plain keys; a key given for it alone overrides the general one."""
     found: dict[str, Any] = {}
     scoped = {}
     for given, value in keyed.items():
@@ -86,13 +86,13 @@ def own_values(keyed: Mapping[str, Any], strategy: str) -> dict[str, Any]:
 
 
 def scope_of(given: str) -> tuple[str | None, str]:
-    """The strategy that a key is for, and the plain key; a strategy's name may have a colon of its own."""
+    """Split a key into its strategy and the plain key; the name of a strategy may contain a colon."""
     scope, separator, key = given.rpartition(":")
     return (scope if separator else None), key
 
 
 def is_choice(given: str) -> bool:
-    """What is given for one strategy alone cannot be a condition."""
+    """Whether a key is a hyperparameter; keys limited to a strategy always are, as conditions apply to all."""
     scope, key = scope_of(given)
     return scope is not None or (key.partition(".")[0] in CHOICES and key not in ABLATIONS)
 

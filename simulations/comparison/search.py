@@ -1,14 +1,13 @@
-"""The search for good settings: points spread over the space, then Optuna's TPE.
+"""Hyperparameter search: quasi-random points first, then Optuna's TPE.
 
-Trials are asked for in batches of one size, and their values told in the order of the trials.
+Trials are requested in batches of a fixed size, and their values are reported in the order of the trials. The next
+request thus depends only on the seed and on the values so far, not on the number of processes or on which one ends
+first. No state of the search is stored: whenever new values arrive, the search is replayed from its beginning (a
+hundred trials take less than a second).
 
-What is asked for next depends on the seed and on the values of the trials so far alone: not on how many processes play,
-nor on which of them is the first to end.  So nothing of the search is stored.  It is asked and told again from its
-beginning whenever values have come, and goes on where it was (a hundred trials take less than a second).
-
-The first trial has the experiment's own settings: a search never ends at worse validation values than it began with.
-The next ones are points of a scrambled Halton sequence, whose coordinates do not depend on how many there are: all
-strategies try the same shared settings there, and none is ahead by the luck of its draws.
+The first trial has the experiment's own settings, so a search never ends with worse validation values than it began
+with. The next ones are points of a scrambled Halton sequence. Their coordinates do not depend on the number of
+dimensions, so all strategies try the same shared settings there, and none gains by a lucky draw.
 """
 
 import math
@@ -21,15 +20,15 @@ from fedsign.extras import require
 from fedsign.seeding import Purpose, generator
 from simulations.comparison.space import Range
 
-SPREAD = 8  # the trials before TPE has a say: the first one, and points of the sequence
+SPREAD = 8  # trials before TPE: the experiment's own settings and points of the sequence
 BATCH = 4
-"""Trials that are asked for before the first of them is told: part of the result, so no option."""
+"""Trials requested before the first of them is reported. It affects the result, so it is not an option."""
 
 Choice = dict[str, Any]
 
 
 def optuna_version() -> str:
-    """Of the library, part of what a search's result depends on.
+    """Return Optuna's version, which a search's result depends on.
 
     Raises:
         ConfigError: it is not installed.
@@ -46,18 +45,19 @@ def trials(
     higher_is_better: bool,
     value_of: Callable[[int, Choice], float | None],
 ) -> list[Choice]:
-    """The settings of all trials that can be asked for, given the values so far.
+    """Return the settings of all trials that can be requested, given the values so far.
 
     Args:
-        space: where to look.
-        first: what the experiment says of these settings, tried first.
-        num: all trials.
-        seed: of the search.
-        higher_is_better: the direction of the values.
-        value_of: the value of a trial by its position; NaN if it was lost, None if it is still to be played.
+        space: the search space.
+        first: the experiment's own settings, tried first.
+        num: total number of trials.
+        seed: the search's seed.
+        higher_is_better: whether the metric is maximized.
+        value_of: the value of a trial by its index; NaN if it was lost, None if it is still to be played.
 
-    A trial that was lost counts as worse than all others.  Of `first`, a value outside of its range is told as the
-    range's nearest one.
+    A lost trial counts as worse than all others. A value of `first` outside its range is reported to Optuna as the
+    nearest
+    value inside.
     """
     optuna = require("optuna", extra="tune", what="a search of settings")
     optuna.logging.set_verbosity(optuna.logging.ERROR)

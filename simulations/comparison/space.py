@@ -1,7 +1,7 @@
-"""Where a search looks for the best settings of a strategy: its own, and those that all strategies share.
+"""The search space of a strategy: its own settings, and those that all strategies share.
 
-A range is written `LOW..HIGH`, `LOW..HIGH:log`, or as values with commas between them; one value alone is held.  `x0.1`
-is a tenth of what the experiment says.  A strategy declares the ranges of its own settings as `search_space`
+A range is written `LOW..HIGH`, `LOW..HIGH:log`, or as values separated by commas; a single value is fixed. `x0.1` is a
+tenth of the experiment's value. A strategy declares the ranges of its own settings as `search_space`
 (`fedsign.traits.StrategyTraits`).
 """
 
@@ -22,14 +22,14 @@ SHARED: Mapping[str, str] = {
     "model.init_scale": "0.25..4:log",
     "server.optimizer.lr": "x0.1..x10:log",
 }
-"""Of every strategy, as far as the experiment has such a setting."""
+"""Ranges shared by all strategies, as far as the experiment has the setting."""
 
 _EXPECTED = "expected is LOW..HIGH, LOW..HIGH:log or values with commas between them, such as client.lr=0.01..0.3:log"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """The values that one setting may take: between two ends, or one of `values`."""
+    """The values that a setting may take: an interval, or one of `values`."""
 
     low: float = 0.0
     high: float = 0.0
@@ -39,24 +39,24 @@ class Range:
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """What has to be possible for all to be."""
+        """Values that must be valid for all of the range to be valid."""
         return self.values or (self.typed(self.low), self.typed(self.high))
 
     @property
     def text(self) -> str:
-        """As a user writes it."""
+        """The range as a user writes it."""
         if self.values:
             return ",".join(map(str, self.values))
         return f"{self.low:g}..{self.high:g}{':log' if self.is_log else ''}"
 
     def typed(self, value: Any) -> Any:
-        """A value as it is played and shown: four digits are enough of a number."""
+        """Convert a value to its setting's type; numbers are rounded to four digits."""
         if self.values:
             return value
         return round(value) if self.is_integer else float(f"{value:.4g}")
 
     def at(self, share: float) -> Any:
-        """The value so far along the range, from 0 on to 1.
+        """Return the value at a position from 0 to 1 along the range.
 
         >>> Range(low=0.01, high=1.0, is_log=True).at(0.5)
         0.1
@@ -68,17 +68,17 @@ class Range:
         return self.typed(self.low + share * (self.high - self.low))
 
     def nearest(self, value: Any) -> Any:
-        """The value of the range that comes next to another, such as the experiment's own."""
+        """Return the value of the range nearest to another one, such as the experiment's own."""
         if self.values:
             return value if value in self.values else self.values[0]
         return min(max(value, self.low), self.high)
 
 
 def space_of(config: ExperimentConfig, given: Mapping[str, str]) -> dict[str, Range]:
-    """Key -> range, shared ones first: what is shared and what the strategy declares, changed by what is given for it.
+    """Return key -> range, shared ones first: the shared and the declared ranges, updated by `given`.
 
     Raises:
-        ConfigError: something is no range, or its ends are no values of the setting.
+        ConfigError: it is not a range, or its ends are invalid values of the setting.
     """
     name = config.strategy.name
     declared = StrategyTraits.of(name).search_space or {}
@@ -101,7 +101,7 @@ def space_of(config: ExperimentConfig, given: Mapping[str, str]) -> dict[str, Ra
 
 
 def parse_range(text: str, *, own: Any = None, origin: str = "") -> Range:
-    """A range as a user writes it; `own` is the experiment's value, which `x` multiplies and whose type counts.
+    """Parse a range. `own` is the experiment's value, which `x` multiplies and which determines the type.
 
     >>> parse_range("x0.1..x10:log", own=0.05).text, parse_range("0.1,0.5").values
     ('0.005..0.5:log', (0.1, 0.5))
@@ -109,7 +109,7 @@ def parse_range(text: str, *, own: Any = None, origin: str = "") -> Range:
     True
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a range.
     """
     origin = origin or f"search {text}"
     written = re.fullmatch(r"\s*(\S+?)\.\.(\S+?)(:log)?\s*", text)
@@ -130,7 +130,7 @@ def parse_range(text: str, *, own: Any = None, origin: str = "") -> Range:
 
 
 def _number(word: str, *, own: Any, origin: str) -> float:
-    """`0.1`, or `x0.1` of the experiment's own value."""
+    """Parse `0.1`, or `x0.1` as a multiple of the experiment's value."""
     try:
         value = float(word.removeprefix("x"))
     except ValueError as error:

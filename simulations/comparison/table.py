@@ -1,4 +1,4 @@
-"""The table that `fedsign compare` prints, and the same as JSON."""
+"""The table of `fedsign compare`, printed and as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,7 +23,7 @@ _MAX_FAILED = 3
 
 
 def print_summary(comparison: Comparison, summary: Summary) -> None:
-    """One block for each condition, then what the reader has to know about it."""
+    """Print a block per condition, then the notes."""
     console = Console(soft_wrap=True, highlight=False)
     found = standings(summary)
     is_one = len(summary.conditions) == 1
@@ -52,7 +52,7 @@ def print_summary(comparison: Comparison, summary: Summary) -> None:
 
 
 def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
-    """The summary for programs; curves are left out, they are in the runs and in the export."""
+    """Return the summary for programs, without curves; these are in the runs and in the export."""
     content = asdict(summary)
     for entry, of in zip(content["entries"], summary.entries, strict=True):
         del entry["curves"]
@@ -63,7 +63,7 @@ def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
 
 
 def _said(summary: Summary) -> list[str]:
-    """The headline of the page."""
+    """Return the page's headline."""
     found = headline(summary)
     return [f"{found.best}{f', {found.value}' if found.value else ''}." if found.best else "", *found.sentences]
 
@@ -82,7 +82,7 @@ def _pooled_rows(summary: Summary, found: Standings) -> list[dict[str, Any]]:
 
 
 def _rows(summary: Summary, condition: Mapping[str, Any], found: Standings | None) -> list[dict[str, Any]]:
-    """Under one condition; with the verdicts where it is the only one."""
+    """Return the rows of a condition, with verdicts if it is the only one."""
     entries = summary.entries_of(condition)
     target = next((entry.to_target.target for entry in entries if entry.to_target), None)
     reaching = "-" if target is None else f"{target:.4g}"
@@ -146,7 +146,7 @@ def _bytes(reached: ToTarget | None) -> str | None:
 
 
 def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
-    """How the figures were made."""
+    """Yield notes on how the numbers were computed."""
     direction = "" if summary.higher_is_better else f" A small {summary.metric} is a good one."
     remarks = [
         f"{summary.metric}: mean ± standard deviation over seeds of the {summary.last_rounds}.{direction}",

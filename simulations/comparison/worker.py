@@ -1,4 +1,4 @@
-"""A process that plays cells (`simulations.jobs`); a job is {"config": TOML, "resume": path or null}."""
+"""A worker process that plays cells (`simulations.jobs`); a job is {"config": TOML, "resume": path or null}."""
 
 import logging
 import time
@@ -13,31 +13,33 @@ from simulations import api
 from simulations.callbacks.base import Callback
 from simulations.jobs import answer_all
 
-SET_ASIDE = "set-aside"  # one level deeper than runs, so that nothing takes what is in it for the cell's run
-_PATIENCE_S = 20.0  # for the last process that played a run and is being ended by the system
+SET_ASIDE = "set-aside"  # one level deeper than runs, so that its content is not mistaken for the cell's run
+_PATIENCE_S = 20.0  # grace period for a process that the system is still ending
 
 
 class Answers(Callback):
-    """Tells the process that started this one how a run goes."""
+    """Reports a run's progress to the parent process."""
 
     def __init__(self, parent: Connection) -> None:
         self._parent = parent
 
     def on_round(self, line: Line) -> None:
-        """Tell that a round has ended."""
+        """Report the end of a round."""
         self._parent.send({"round": line["round"]})
 
 
 def main(parent: Connection) -> None:
-    """Play the runs that are asked for."""
+    """Play the requested cells."""
     answers = Answers(parent)
     answer_all(parent, lambda asked: play(asked["config"], Path(asked["resume"]) if asked["resume"] else None, answers))
 
 
 def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
-    """Play one cell to its end, from its run's last checkpoint if there is a run that can be gone on with.
+    """Play a cell to its end, from the last checkpoint if its run can be resumed.
 
-    One that cannot, such as one with a damaged checkpoint, is set aside in the cell's folder, and the cell begins anew.
+    A run that cannot, such as one with a damaged checkpoint, is moved aside within the cell's folder, and the cell
+    starts
+    over.
     """
     config = configs.from_toml(config_toml)
     if resume is None:
@@ -56,7 +58,7 @@ def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
 
 
 def _await_end_of_others(folder: Path) -> None:
-    """Wait until nobody holds the run; a process that was killed with its parent may take a moment to go."""
+    """Wait until no process holds the run; one that was killed with its parent may take a moment to end."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
