@@ -1,4 +1,4 @@
-"""`fedsign doctor`: what this machine has, row by row."""
+"""`fedsign doctor`: this machine's environment, row by row."""
 
 import importlib.metadata
 import os
@@ -11,7 +11,7 @@ from fedsign.registry import KINDS, resolve
 
 
 def examine() -> list[dict[str, str]]:
-    """Rows of {"what", "state", "detail"}; state is ok, missing (an option) or broken."""
+    """Return rows of {"what", "state", "detail"}; state is ok, missing (optional) or broken."""
     return [{"what": what, "state": state, "detail": detail} for what, state, detail in _found()]
 
 
@@ -21,7 +21,7 @@ def _found() -> Iterator[tuple[str, str, str]]:
         yield name, "ok", importlib.metadata.version(name)
     yield "gpu", *_torch_device()
     yield "torchvision", *_torchvision()
-    for name in KINDS["engine"].table:  # what engines need besides Flower
+    for name in KINDS["engine"].table:  # requirements of engines besides Flower
         requirement = getattr(resolve("engine", name), "requirement", None)
         if requirement is not None:
             yield f"engine {name}", *requirement()

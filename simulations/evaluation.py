@@ -1,4 +1,4 @@
-"""The evaluation of a round: on the server's test samples, unless a capability evaluates elsewhere (extension point `evaluation`)."""
+"""Evaluation of a round: on the server's test samples, or as a capability does it (extension point `evaluation`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from fedsign.workload import Workload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A round's figures; `lines`: what is appended to further files of the run's folder, by their names."""
+    """A round's metrics. `lines`: records to append to further files of the run's folder, by file name."""
 
     figures: dict[str, float]
     failures: Sequence[Failure] = ()
@@ -22,14 +22,15 @@ class Evaluation:
 
 
 Evaluate = Callable[[int, Tensors], Evaluation]
-"""Evaluates the model of a round, given as its tensors."""
+"""Evaluates a round's model, given as its tensors."""
 
 
 def evaluator_for(workload: Workload, model: WorkingModel, grid: PartitionGrid, *, num_threads: int) -> Evaluate:
-    """A capability's way to evaluate, or the server's.
+    """Return a capability's evaluator, or the server's.
 
-    At the extension point are functions `(workload, grid, *, num_threads)` that give an object with such a method `evaluate`, or
-    None for the server.
+    The extension point holds functions `(workload, grid, *, num_threads)`. Each returns an object with a method
+    `evaluate`,
+    or None to leave the evaluation to others.
     """
     for make in extensions("evaluation"):
         if (evaluator := make(workload, grid, num_threads=num_threads)) is not None:

@@ -1,8 +1,7 @@
-"""The Flower app that engines outside this process need, generated from the installed package.
+"""The Flower app for engines with other processes, generated from the installed package.
 
-It holds the ClientApp, the configuration as one string, and the modules of the user's own: everything that
-was imported from the current folder.  No clone of this project is needed, only its installation on the
-nodes.
+It holds the ClientApp, the configuration as one string, and the user's own modules: everything imported from the
+current folder. Nodes need FedSign installed, but no clone of this repository.
 """
 
 import shutil
@@ -17,7 +16,7 @@ from fedsign._version import __version__
 from fedsign.config import ExperimentConfig
 from fedsign.registry import PACKAGES
 
-CLIENT_STUB = "fedsign_client_app"  # no name that a user's own file may have
+CLIENT_STUB = "fedsign_client_app"  # unlikely to clash with a user's file
 
 _CLIENT_SOURCE = '''"""The ClientApp, from the installed package."""
 
@@ -39,11 +38,11 @@ def write_app(
     """Write the app into a fresh folder `target` and return it.
 
     Args:
-        target: its folder.
-        config: the experiment as it travels.
-        run_config: what else nodes and server are told.
-        node: what the engine's nodes are.
-        server_app: the ServerApp, "module:name"; Flower asks for one even where it does not run it (Ray).
+        target: the app's folder.
+        config: the experiment as sent.
+        run_config: further settings for nodes and server.
+        node: the kind of the engine's nodes.
+        server_app: the ServerApp, "module:name". Flower requires one even where it does not run it (Ray).
     """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -69,7 +68,7 @@ def write_app(
 
 
 def user_modules(folder: Path) -> list[Path]:
-    """The source files below `folder` that this process has imported and that no package brings."""
+    """Return the imported source files below `folder` that do not belong to an installed package."""
     folder = folder.resolve()
     found = set()
     for name, module in list(sys.modules.items()):
@@ -78,7 +77,7 @@ def user_modules(folder: Path) -> list[Path]:
             continue
         path = Path(file)
         if not path.is_absolute() or path.suffix != ".py" or not path.is_file():
-            continue  # some libraries make modules up
+            continue  # some libraries create modules without files
         path = path.resolve()
         if path.is_relative_to(folder) and not _is_installed(path, folder):
             found.add(path)
@@ -86,6 +85,6 @@ def user_modules(folder: Path) -> list[Path]:
 
 
 def _is_installed(path: Path, folder: Path) -> bool:
-    """Whether a file belongs to an environment (.venv) that lies in the user's folder."""
+    """Whether a file belongs to an environment (.venv) inside the user's folder."""
     parents = [folder / part for part in path.relative_to(folder).parents]
     return "site-packages" in path.parts or any((parent / "pyvenv.cfg").exists() for parent in parents)

@@ -1,4 +1,4 @@
-"""The lines of a run as plain numbers: for trackers, and as a DataFrame."""
+"""A run's records as plain numbers: for trackers, and as a DataFrame."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _COUNTED = ("clients", "failures")
 
 
 def numbers_of(line: Line) -> dict[str, float]:
-    """The numbers of a line without its round; clients and failures as counts, what was not finite as NaN.
+    """Return a record's numbers without its round. Clients and failures become counts, non-finite values NaN.
 
     >>> numbers_of({"round": 3, "accuracy": 0.5, "loss": None, "clients": [4, 7], "failures": []})
     {'accuracy': 0.5, 'loss': nan, 'clients': 2, 'failures': 0}
@@ -22,7 +22,7 @@ def numbers_of(line: Line) -> dict[str, float]:
     for key, value in line.items():
         if key in _COUNTED:
             numbers[key] = len(value)
-        elif value is None:  # see RunFolder.append: JSON knows no NaN
+        elif value is None:  # see RunFolder.append: JSON has no NaN
             numbers[key] = math.nan
         elif isinstance(value, dict):
             numbers |= {f"{key}.{inner}": number for inner, number in numbers_of(value).items()}
@@ -32,8 +32,8 @@ def numbers_of(line: Line) -> dict[str, float]:
 
 
 def to_frame(lines: Iterable[Line], timings: Iterable[Line] = ()) -> "pd.DataFrame":
-    """One row a round, indexed by it; the columns of `timings` are joined on the right."""
-    import pandas as pd  # half a second that a run does not need
+    """Return a DataFrame indexed by round, joined with the columns of `timings`."""
+    import pandas as pd  # takes half a second to import, and most runs do not need it
 
     rows = {line["round"]: numbers_of(line) for line in lines}
     seconds = {line["round"]: numbers_of(line) for line in timings}

@@ -1,10 +1,10 @@
-"""Jobs for worker processes, each of which does many, so that torch is imported once a process.
+"""Jobs for worker processes. A worker does many jobs, so that torch is imported only once per process.
 
-What a worker runs is `main(parent)` of a module, which calls `answer_all`.  A message in for each job, messages out:
+A worker runs `main(parent)` of a module, which calls `answer_all`. Messages:
 
-In:  what is told of the job
-Out: {"ready": true} once; then for each job {"round": n} after every round, if there are any, and at last {"finished": true},
-     {"failed": sentence}, or {"stop": sentence} where going on with other jobs would be of no use.
+In:  a job
+Out: {"ready": true} once; then for each job {"round": n} after every round, if it has any, and at the end
+     {"finished": true}, {"failed": sentence}, or {"stop": sentence} if further jobs would fail as well.
 """
 
 import gc
@@ -22,32 +22,32 @@ from fedsign.errors import DiskFullError, EngineError, FedSignError
 from fedsign.transport.connection import Connection, Message, poll
 from fedsign.transport.process import ChildProcess, close_all
 
-_NO_RESULT = frozenset({"name", "callbacks", "results"})  # sections on which no result depends
+_NO_RESULT = frozenset({"name", "callbacks", "results"})  # sections that do not affect results
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One job; `asked` is the message that the worker gets."""
+    """A job. `asked` is the message sent to the worker."""
 
     id: str
     asked: Message
 
 
 class Watcher:
-    """Is told how the jobs go; does nothing, override what you need."""
+    """Is notified of the jobs' progress. All methods do nothing; override the ones you need."""
 
     def on_begin(self, worker: int, job: Job) -> None:
-        """A worker takes a job up."""
+        """A worker begins a job."""
 
     def on_round(self, worker: int, job: Job, round: int) -> None:
-        """A round of it has ended."""
+        """A round of a job has ended."""
 
     def on_end(self, worker: int, job: Job, error: str | None) -> None:
-        """It has finished, or failed with a sentence."""
+        """A job has finished, or failed with an error message."""
 
 
 class _Worker:
-    """One process, and what it is at."""
+    """A process and its current job."""
 
     def __init__(self, module: str, index: int, logs: Path) -> None:
         self.index = index
@@ -57,7 +57,7 @@ class _Worker:
 
 
 class Team:
-    """Worker processes, which are started when there is work for them and stay until the `with` block ends."""
+    """Worker processes, started on demand and kept until the `with` block ends."""
 
     def __init__(self, module: str, *, workers: int, logs: Path) -> None:
         self._module, self._most, self._logs = module, workers, logs
@@ -70,10 +70,10 @@ class Team:
         close_all([worker.child for worker in self._workers])
 
     def play(self, jobs: Sequence[Job], watchers: Sequence[Watcher]) -> None:
-        """Play all jobs, some at a time, in their order.
+        """Play all jobs in their order, several at a time.
 
         Raises:
-            DiskFullError: nothing more can be written.
+            DiskFullError: the disk is full.
             EngineError: a worker cannot be started.
         """
         left, team = list(jobs), self._workers
@@ -103,7 +103,7 @@ class Team:
                     worker.is_ready = True
                     hand_out(worker)
                 elif worker.job is None:
-                    continue  # it died between two jobs; another one has taken its place
+                    continue  # it died between two jobs, and was replaced
                 elif "round" in message:
                     for watcher in watchers:
                         watcher.on_round(worker.index, worker.job, message["round"])
@@ -121,38 +121,39 @@ class Team:
 
 
 def _messages(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:
-    """The next messages of the workers; None of one that has ended."""
+    """Receive the workers' next messages; None from a worker that has ended."""
     worker_of = {worker.child.connection: worker for worker in team}
     return [(worker_of[connection], message) for connection in poll(worker_of) for message in connection.drain()]
 
 
 def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
-    """Play what is asked for, and say of each how it ended."""
+    """Play the requested jobs and report each outcome."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parent.send({"ready": True})
     for request in parent:
         outcome = _outcome(request, play)
-        # What a failed job or a user's code leaves in cycles is few objects and large: Python would let gigabytes gather.
+        # Cycles left by a failed job or by user code are few but large objects. Python's counters would not trigger a
+        # collection before gigabytes gather.
         gc.collect()
-        gc.freeze()  # what is left stays; the next time it is not walked over again
+        gc.freeze()  # later collections skip what survived this one
         parent.send(outcome)
 
 
 def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
-    """How the cell ended, as the message that says so."""
+    """Play a job and return its outcome as a message."""
     try:
         play(request)
     except DiskFullError as error:
         return {"stop": str(error)}
     except FedSignError as error:
         return {"failed": str(error)}
-    except Exception as error:  # one job's defect must not end the others
+    except Exception as error:  # a defect of one job must not end the others
         logging.getLogger("fedsign").exception("a job failed")
         return {"failed": f"unexpected {type(error).__name__}: {error}"}
     return {"finished": True}
 
 
 def digest_of(config: ExperimentConfig, **besides: Any) -> str:
-    """Of all that an experiment's results depend on; `besides` is what else they do, where it is not played as it is."""
+    """Return a digest of everything that an experiment's results depend on; `besides`: further inputs."""
     counts = {section: value for section, value in config.what_counts().items() if section not in _NO_RESULT}
     return hashlib.sha256(json.dumps(counts | besides, sort_keys=True).encode()).hexdigest()[:10]

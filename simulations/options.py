@@ -1,6 +1,6 @@
-"""Arguments and options that several commands share.
+"""Arguments and options shared by several commands.
 
-Importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy.
 """
 
 from pathlib import Path
@@ -35,16 +35,16 @@ ShowConfigOption = Annotated[bool, typer.Option("--show-config", help="Print the
 
 
 class Stopped(Exception):
-    """Ctrl-C; the text is the line to print."""
+    """Raised on Ctrl-C; the text is the line to print."""
 
 
 def words(text: str) -> list[str]:
-    """The words between commas."""
+    """Split a text at commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def numbers(option: str, text: str) -> list[float]:
-    """Numbers with commas between them.
+    """Parse numbers separated by commas.
 
     Raises:
         ConfigError: an entry is not a number.

@@ -1,4 +1,4 @@
-"""`fedsign partition`: how an experiment's training samples are dealt out, without training anything."""
+"""`fedsign partition`: how an experiment's training samples are distributed, without any training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,18 +23,18 @@ from simulations.api import environment, split_facts
 
 DEFAULT_PATH = Path("partition.svg")
 _MAX_COLUMNS = 160
-_LINE = 120  # characters above the picture
+_LINE = 120  # characters per line above the picture
 _SAID_IN_THE_PICTURE = ("clients", "training samples", "samples per client", "classes per client")
 
 
 def look(config: Path | None, overrides: Sequence[str], path: Path | None) -> dict[str, Any]:
-    """Split the data of a configuration, draw the split into `path`, if one is given, and return its facts.
+    """Partition a configuration's data, draw the partition if a path is given, and return its facts.
 
     Raises:
-        FedSignError: the configuration is wrong, the data cannot be split so, or the picture not written.
+        FedSignError: the configuration is invalid, the data cannot be partitioned, or the picture cannot be written.
     """
     if path is not None:
-        figures.check_name(path, ".html")  # before data is read, which may take minutes
+        figures.check_name(path, ".html")  # before loading data, which may take minutes
     facts = describe(Workload(configs.load(config, overrides)))
     if path is not None:
         draw(facts, path)
@@ -42,11 +42,13 @@ def look(config: Path | None, overrides: Sequence[str], path: Path | None) -> di
 
 
 def describe(workload: Workload) -> dict[str, Any]:
-    """The facts of a split, as JSON takes them.
+    """Return the facts of a partition as JSON values.
 
-    `label_skew` is the mean over clients of the total variation between a client's label histogram and that of all
-    training samples: 0 where every client has the mix of the whole, toward 1 where each has rare classes only.
-    Of a large lazy population everything is said of the `counted_clients`.
+    `label_skew` is the mean over clients of the total variation distance between the label histograms of a client and
+    of
+    all training samples: 0 if every client has the global label distribution, near 1 if each has only rare classes. For
+    a
+    large lazy population, all facts are about the `counted_clients`.
     """
     config, record, train = workload.config, split_facts(workload), workload.dataset.train
     names, counts = workload.dataset.class_names, record["counts"]
@@ -84,9 +86,9 @@ def describe(workload: Workload) -> dict[str, Any]:
 
 
 def rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The facts for a reader: (name, value, remark)."""
+    """Return the facts for display: (name, value, remark)."""
     samples, classes, moved = facts["samples"], facts["classes"], facts["num_moved"]
-    left = samples["left_out"]  # by a partition of the user's own
+    left = samples["left_out"]  # by a custom partition
     counted, is_shared = facts.get("counted_clients"), facts.get("samples_are_shared")
     remark = (
         f"{left:,} more are left out" if left else "every client draws its own from all of them" if is_shared else ""
@@ -127,7 +129,7 @@ def rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def title(facts: Mapping[str, Any]) -> str:
-    """Which split of which data."""
+    """Name the partition and its data."""
     settings = dict(facts["partition"])
     name = settings.pop("name")
     said = "".join(f", {key} = {value}" for key, value in settings.items())
@@ -135,7 +137,7 @@ def title(facts: Mapping[str, Any]) -> str:
 
 
 def draw(facts: Mapping[str, Any], path: Path) -> None:
-    """Write the picture of a split: a page that loads nothing, or a figure.
+    """Write the picture of a partition: a self-contained page, or a figure.
 
     Raises:
         ResultsError: it cannot be written.

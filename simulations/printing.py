@@ -1,6 +1,6 @@
-"""What commands print: a run's figures, tables, JSON, files.
+"""Printing for commands: a run's metrics, tables, JSON, files.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
 import json
@@ -20,7 +20,7 @@ _WIDEST = 100_000  # columns
 
 
 def print_summary(done: Any) -> None:
-    """A run's figures, and where it lies."""
+    """Print a run's metrics and its path."""
     from fedsign.report import summary
     from fedsign.report.sections import sections
     from fedsign.storage.results import RunFolder
@@ -43,7 +43,7 @@ def print_summary(done: Any) -> None:
 
 
 def print_facts(rows: list[tuple[str, str]], *, title: str = "") -> None:
-    """Names and their texts, which may hold rich's markup, below each other."""
+    """Print names and texts in a column; texts may contain Rich markup."""
     console = Console(soft_wrap=True, highlight=False)
     if title:
         console.print(f"[bold]{escaped(title)}[/]")
@@ -53,12 +53,12 @@ def print_facts(rows: list[tuple[str, str]], *, title: str = "") -> None:
 
 
 def run_row(folder: Any) -> dict[str, Any]:
-    """A run as a line of `fedsign runs`."""
+    """Return the row of `fedsign runs` for a run."""
     row = dict.fromkeys(("run", "strategy", "data", "rounds", "status", "metric", "value"))
     try:
         return row | _facts(folder)
     except (FedSignError, LookupError, TypeError, ValueError, AttributeError, OSError):
-        return row | {"run": str(folder.path), "status": "damaged"}  # or another program's: the others are listed still
+        return row | {"run": str(folder.path), "status": "damaged"}  # the other runs are still listed
 
 
 def _facts(folder: Any) -> dict[str, Any]:
@@ -80,10 +80,10 @@ def _facts(folder: Any) -> dict[str, Any]:
 
 
 def print_table(rows: list[dict[str, Any]], *, wide: bool = False) -> None:
-    """Rows of the same columns; in a pipe, of runs, or if asked for, as wide as need be."""
+    """Print rows with equal columns; untruncated in a pipe, for runs, or on request."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in rows[0]:
-        table.add_column(column, overflow="fold", no_wrap=column == "run")  # a path can be copied in one piece
+        table.add_column(column, overflow="fold", no_wrap=column == "run")  # keeps a path in one piece for copying
     for row in rows:
         table.add_row(*(escaped(_cell(value)) for value in row.values()))
     console = Console(soft_wrap=True, highlight=False)
@@ -94,7 +94,7 @@ def print_table(rows: list[dict[str, Any]], *, wide: bool = False) -> None:
 
 
 def print_wide(table: Table) -> None:
-    """In columns as wide as their content, however narrow the terminal is."""
+    """Print a table as wide as its content, however narrow the terminal is."""
     console = Console(soft_wrap=True, highlight=False)
     needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
     Console(soft_wrap=True, highlight=False, width=max(console.width, needed)).print(table)
@@ -107,19 +107,19 @@ def _cell(value: Any) -> str:
 
 
 def print_json(value: Any) -> None:
-    """For programs."""
+    """Print a value for programs."""
     typer.echo(json.dumps(value, indent=1))
 
 
 def escaped(text: str) -> str:
-    """Without a meaning to rich."""
+    """Escape Rich markup."""
     return escape(text)
 
 
 def print_found(
     found: Any, written: list[Path], row: Callable[[Any], dict[str, Any]], remark: str, *, as_json: bool
 ) -> None:
-    """What an analysis found: as JSON, or its summary as a table, a remark on it, and the files."""
+    """Print an analysis: as JSON, or a summary table, a remark and the written files."""
     if as_json:
         print_json(found.as_json() | {"files": [str(file) for file in written]})
         return
@@ -129,7 +129,7 @@ def print_found(
 
 
 def print_files(written: list[Path], page: Path | None) -> None:
-    """What was written, pictures last."""
+    """Print the written files, pictures last."""
     console = Console(soft_wrap=True, highlight=False)
     pictures = [file for file in written if file.suffix == ".svg"]
     for file in [file for file in written if file.suffix in (".json", ".npz")] + pictures:

@@ -1,6 +1,6 @@
-"""[privacy] in a run: what it asks of an experiment, and the account that the round loop keeps of it.
+"""[privacy] in a run: requirements on the experiment, and the privacy account kept by the round loop.
 
-What cannot be private is refused before the run: `fedsign.privacy.rules`.
+`fedsign.privacy.rules` rejects, before the run, experiments that cannot be private.
 """
 
 from math import ceil
@@ -20,20 +20,20 @@ from strategies.base import Strategy
 
 
 class Account(RoundHook):
-    """What a run's privacy costs, round after round."""
+    """The privacy account of a run, updated every round."""
 
     def __init__(self, privacy: Central | Local, accountant: Accountant, folder: RunFolder, *, round: int) -> None:
-        """`round`: the last one that was played."""
+        """`round`: the last round played."""
         self._privacy, self._accountant = privacy, accountant
         self._budget = Budget(folder.path, accountant, round=round)
 
     def begin(self, round: int) -> None:
-        """What the rule is for this round."""
+        """Record the parameters that the mechanism has in this round, before they adapt."""
         self._round = round
         self._figures: Line = dict(self._privacy.figures()) if isinstance(self._privacy, Central) else {}
 
     def end(self, traffic: Traffic) -> Line:
-        """Spend; what the record says of privacy."""
+        """Charge the round to the account; return the privacy fields of the record."""
         epsilon = self._budget.spend(self._round, self._privacy.released(traffic.sent), self._figures)
         figures: Line = {"epsilon": epsilon, **self._figures}
         if isinstance(self._privacy, Local):
@@ -41,15 +41,15 @@ class Account(RoundHook):
         return figures
 
     def write(self, record: Line, *, durable: bool) -> Line:
-        """The record without figures of what was not private when they were computed."""
+        """Return the record without metrics computed from data that were not private."""
         return {key: value for key, value in record.items() if key not in self._privacy.withheld}
 
 
 def prepare(workload: Workload, strategy: FlowerStrategy) -> None:
-    """At the extension point `strategy_transform`: the strategy gathers with the privacy that the experiment asks for.
+    """Set up private aggregation in the strategy (extension point `strategy_transform`).
 
     Raises:
-        ConfigError: the factory of [privacy] gives something else, or its settings do not suit the cohort.
+        ConfigError: the factory of [privacy] returns another type, or its settings do not fit the cohort.
     """
     part = PrivacyPart.of(workload.config)
     rule = part.build()
@@ -63,12 +63,12 @@ def prepare(workload: Workload, strategy: FlowerStrategy) -> None:
     if isinstance(rule, Central):
         rule.check(cohort_size=workload.config.server.cohort_size)
     if isinstance(strategy, Strategy):
-        accountant_of(workload, strategy, rule)  # so that a missing package is known before the run
+        accountant_of(workload, strategy, rule)  # reports a missing package before the run
         strategy.aggregator = rule
 
 
 def round_hook(workload: Workload, strategy: FlowerStrategy, folder: RunFolder, *, round: int) -> Account | None:
-    """At the extension point `round_hook`: the account of a strategy with privacy."""
+    """Return the account of a strategy with privacy (extension point `round_hook`)."""
     privacy = strategy.aggregator if isinstance(strategy, Strategy) else None
     if not isinstance(privacy, Central | Local):
         return None
@@ -78,7 +78,7 @@ def round_hook(workload: Workload, strategy: FlowerStrategy, folder: RunFolder, 
 
 
 def accountant_of(workload: Workload, strategy: FlowerStrategy, privacy: Central | Local) -> Accountant:
-    """Who computes epsilon; sampling counts only where it is ours and secret.
+    """Return the accountant that computes epsilon. Amplification by sampling counts only if our sampling is secret.
 
     Raises:
         ConfigError: `dp-accounting` is not installed.
@@ -87,7 +87,7 @@ def accountant_of(workload: Workload, strategy: FlowerStrategy, privacy: Central
     is_secret = isinstance(privacy, Central) and privacy.sampling == "secret"
     counts = is_secret and getattr(type(strategy), "sample", None) is Strategy.sample
     num_clients, server = config.partition.num_clients, config.server
-    num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), num_clients)  # whose replies may count
+    num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), num_clients)  # upper bound on replies
     return Accountant(
         noise_multiplier=privacy.noise_multiplier,
         delta=privacy.delta,

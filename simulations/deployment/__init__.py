@@ -1,1 +1,1 @@
-"""`fedsign deploy`: a federation over several machines, from the certificates to the processes."""
+"""`fedsign deploy`: run a federation on several machines, from certificates to processes."""

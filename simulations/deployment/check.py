@@ -1,4 +1,4 @@
-"""`fedsign deploy check`: row by row, whether a site or the server can take part as it is."""
+"""`fedsign deploy check`: whether a site or the server is ready to take part, row by row."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -19,12 +19,12 @@ from simulations.deployment.start import UNSAFE
 
 Row = dict[str, str]
 Finding = tuple[State, str]
-AHEAD_S, BEHIND_S = 5.0, 305.0  # Flower 1.41 refuses a site whose clock is further off
+AHEAD_S, BEHIND_S = 5.0, 305.0  # Flower 1.41 refuses a site whose clock is off by more
 _WORTH_A_WORD_S = 2.0
 
 
 def check_site(kit: Kit) -> list[Row]:
-    """Rows of {"what", "state", "detail"}, at a site; state is ok, warn or broken."""
+    """Check a site. Return rows of {"what", "state", "detail"}; state is ok, warn or broken."""
     rows = [_row("data", _data, kit), *_versions(kit.facts["versions"]), _row("device", _device, kit)]
     rows += [_row(name, _table, name, settings) for name, settings in kit.tables.items()]
     if kit.trusted is not None:
@@ -33,16 +33,16 @@ def check_site(kit: Kit) -> list[Row]:
 
 
 def check_server(federation: Federation) -> list[Row]:
-    """The same at the server."""
+    """Check the server, with the same rows."""
     rows = [*_versions(federation.versions), *_certificates(federation), _row("SuperLink", _superlink, federation)]
     try:
         return [*rows, *_sites(federation)]
-    except FedSignError as error:  # the other rows may say why
+    except FedSignError as error:  # other rows may show the cause
         return [*rows, _as_row("sites", "broken", str(error))]
 
 
 def _row(what: str, look: Callable[..., Finding], *given: Any) -> Row:
-    """What was found, or why nothing could be."""
+    """Run a check, or report why it could not run."""
     try:
         return _as_row(what, *look(*given))
     except (FedSignError, ValueError, OSError) as error:
@@ -57,7 +57,7 @@ def _data(kit: Kit) -> Finding:
     folder = kit.data_folder
     if folder is None:
         return "warn", 'data_root is "" in site.toml: what the experiment says will be looked for on this machine'
-    if not os.path.exists(folder):  # noqa: PTH110 - Path's raises where a folder above cannot be entered
+    if not os.path.exists(folder):  # noqa: PTH110 - Path.exists raises if a parent folder cannot be entered
         where = f"correct data_root in {kit.folder / 'site.toml'}"
         return "broken", f"{folder} does not exist, or this user cannot reach it; {where}"
     if not os.access(folder, os.R_OK | (os.X_OK if folder.is_dir() else 0)):
@@ -94,7 +94,7 @@ def _device(kit: Kit) -> Finding:
 
 
 def _table(name: str, settings: Mapping[str, Any]) -> Finding:
-    """What the site sets of a capability."""
+    """Check a site's settings of a capability."""
     try:
         return "ok", site_tables()[name].check(settings)
     except FedSignError as error:
@@ -149,7 +149,7 @@ def _certificates(federation: Federation) -> Iterator[Row]:
     for what, path in (("certificate", federation.certificate), ("CA", federation.authority)):
         yield _row(what, _certificate, path)
     for key in (federation.server / "server.key", federation.authority_key):
-        if key.exists():  # the CA's may be kept elsewhere
+        if key.exists():  # the CA's key may be stored elsewhere
             found = ("ok", "for its owner alone") if is_private(key) else ("broken", f"chmod 600 {key}")
             yield _as_row(key.name, *found)
 
@@ -169,7 +169,7 @@ def _superlink(federation: Federation) -> Finding:
 
 
 def _sites(federation: Federation) -> Iterator[Row]:
-    """What the SuperLink says of each site."""
+    """Report the SuperLink's state of each site."""
     known = {}
     if process_of(federation) is not None and answers(federation) and not federation.insecure:
         known = {node.name: node.status for node in nodes_of(federation)}

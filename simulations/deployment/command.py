@@ -1,6 +1,6 @@
-"""`fedsign deploy ...`: what it was asked for, and what it prints.
+"""The `fedsign deploy` commands: options and printed results.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy, nor cryptography.
+Importing this module imports neither torch nor Flower nor NumPy nor cryptography, so that `--help` stays fast.
 """
 
 import datetime as dt
@@ -60,7 +60,7 @@ def init(
     days: DaysOption = 365,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys; for trying out only.")] = False,
 ) -> None:
-    """Make a federation: CA, the server's certificate, a kit for each site.
+    """Create a federation: a CA, the server's certificate, and a kit for each site.
 
     For example: fedsign deploy init --host fl.example.org --host 192.0.2.10 --site berlin --site hamburg=hamburg.pub
     """
@@ -88,7 +88,7 @@ def key(
     site: Annotated[str, typer.Argument(help="The site's name.")],
     folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write.")] = Path(),
 ) -> None:
-    """Make a site's key at the site: SITE.key stays there, SITE.pub is sent to the server's people."""
+    """Generate a site's key at the site. SITE.key stays there; send SITE.pub to the server's operators."""
     from simulations.deployment import federation, keys
 
     federation.check_site_name(site)
@@ -121,7 +121,7 @@ def add_site(
         ),
     ] = 0,
 ) -> None:
-    """Add a site, also while the SuperLink runs."""
+    """Add a site. The SuperLink may be running."""
     from simulations.deployment import provision
     from simulations.deployment.federation import open_federation
 
@@ -137,7 +137,7 @@ def revoke(
     site: Annotated[str, typer.Argument(help="The site's name.")],
     folder: FolderOption = _FOLDER,
 ) -> None:
-    """Take a site out, also while the SuperLink runs: its key is never taken again."""
+    """Revoke a site and its key for good. The SuperLink may be running."""
     from simulations.deployment import provision
     from simulations.deployment.federation import open_federation
 
@@ -155,7 +155,7 @@ def renew(
         list[str] | None, typer.Option(help="A further name or address of the server; may be repeated.")
     ] = None,
 ) -> None:
-    """Make a new certificate for the server; the kits stay as they are."""
+    """Issue a new certificate for the server. The sites' kits stay valid."""
     from simulations.deployment import keys, membership, provision
     from simulations.deployment.federation import open_federation
 
@@ -172,9 +172,9 @@ def check(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Look whether everything is there: data, versions, device, TLS, clock, keys.
+    """Check data, versions, device, TLS, clock and keys of a site or of the server.
 
-    Exit code 1: something is broken.
+    Exits with code 1 if something is broken.
     """
     from simulations.deployment.check import check_server, check_site
 
@@ -192,9 +192,9 @@ def status(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the SuperLink, the runs that it plays, who is waited for, and each site.
+    """Show the SuperLink, its runs, which sites they wait for, and each site's state.
 
-    Exit code 1: the SuperLink does not run.
+    Exits with code 1 if the SuperLink is not running.
     """
     from simulations.deployment.status import status_of
 
@@ -224,7 +224,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are added, until Ctrl-C.")] = False,
 ) -> None:
-    """Show what the SuperLink, or a site's SuperNode, has printed, with times."""
+    """Show the log of the SuperLink, or of a site's SuperNode, with timestamps."""
     from simulations.deployment.logs import log_of
 
     federation, kit = _opened(folder)
@@ -242,7 +242,7 @@ def start(
     ] = None,
     host: Annotated[str | None, typer.Option(help="In a kit: connect to this name of the server instead.")] = None,
 ) -> None:
-    """Become the SuperLink or a site's SuperNode, until stopped; what the start scripts call."""
+    """Run as the SuperLink, or as a site's SuperNode, until stopped. The start scripts call this."""
     from simulations.deployment.start import start_server, start_site
 
     federation, kit = _opened(folder)
@@ -259,7 +259,7 @@ def up(
     folder: FolderOption = _FOLDER,
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Until all are online.")] = 180.0,
 ) -> None:
-    """Start the server and N sites on this machine, to try it out; makes a federation if there is none."""
+    """Try out a federation on this machine: start the server and N sites. Creates a federation if there is none."""
     from simulations.deployment import provision, running, start
     from simulations.deployment.federation import FILE, Federation, open_federation
 
@@ -280,7 +280,7 @@ def up(
 
 @app.command()
 def down(folder: FolderOption = _FOLDER) -> None:
-    """End what runs from this folder: the server, and sites that were started by 'up'."""
+    """Stop the server started from this folder, and the sites started by 'up'."""
     from simulations.deployment import start
     from simulations.deployment.federation import open_federation
 
@@ -289,7 +289,7 @@ def down(folder: FolderOption = _FOLDER) -> None:
 
 
 def _opened(folder: Path | None) -> tuple[Any, Any]:
-    """A federation, also named by its server folder, and None, or else None and a kit."""
+    """Open a federation, also by its server folder, or else a site's bundle; the other one is None."""
     from simulations.deployment.federation import FILE, open_federation
     from simulations.deployment.kits import SITE_FILE, open_kit
 

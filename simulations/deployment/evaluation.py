@@ -1,8 +1,8 @@
-"""Evaluation at the sites, each on test samples of its own.
+"""Evaluation at the sites, each on its own test samples.
 
-The figures of a round are the means of the sites', weighted by samples.  For the loss and for shares of samples (accuracy)
-that is the figure of all test samples together; for a metric that is no mean over samples (AUC, F1, balanced accuracy) it is
-not, and says how the model does at a site on average.
+A round's metrics are means over the sites, weighted by samples. For the loss and for fractions of samples (accuracy)
+this equals the metric of all test samples together. For a metric that is not a mean over samples (AUC, F1, balanced
+accuracy) it does not; it then describes the model at an average site.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,9 @@ _VALIDATION = "validation_"
 
 
 def at_sites(workload: Workload, grid: PartitionGrid, *, num_threads: int) -> "EvaluationAtSites | None":
-    """See `simulations.evaluation.evaluator_for`; over messages only where they leave the process."""
+    """Evaluate at the sites (see `simulations.evaluation.evaluator_for`), over messages unless all is in this
+    process.
+    """
     if not workload.is_evaluated_at_clients:
         return None
     ask: AskSites = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
@@ -36,14 +38,14 @@ def at_sites(workload: Workload, grid: PartitionGrid, *, num_threads: int) -> "E
 
 @dataclass(frozen=True, slots=True)
 class EvaluationAtSites:
-    """`ask` is the way to the sites, `who` how one is called in front of a failure."""
+    """Evaluates at the sites. `ask` sends the request; `who` names a site in failures."""
 
     config: ExperimentConfig
     ask: AskSites
     who: Callable[[int], str] = lambda partition: ""
 
     def evaluate(self, round: int, tensors: Tensors) -> Evaluation:
-        """See `simulations.evaluation.Evaluate`."""
+        """Evaluate the model of a round, as `simulations.evaluation.Evaluate`."""
         asked = evaluating(self.config, round)
         requests = [EvaluateRequest(round=round, partition=site, tensors=tensors) for site in asked]
         names = ["loss", *(name.rpartition(":")[2] for name in self.config.metrics)]
@@ -59,7 +61,7 @@ class EvaluationAtSites:
 
 
 def evaluating(config: ExperimentConfig, round: int) -> list[int]:
-    """The sites that evaluate in a round, ascending."""
+    """Return the sites that evaluate in a round, ascending."""
     num_clients, num_asked = config.partition.num_clients, config.server.evaluate_clients
     if num_asked in (0, num_clients):
         return list(range(num_clients))
@@ -68,9 +70,9 @@ def evaluating(config: ExperimentConfig, round: int) -> list[int]:
 
 
 def means(sites: Sequence[EvaluateReply], names: Sequence[str]) -> dict[str, float]:
-    """Means of the sites' figures by samples; a metric that a site's samples do not define is left out there.
+    """Average the sites' metrics by samples. A site is left out of a metric that its samples do not define.
 
-    NaN where nothing is left.
+    Returns NaN for a metric that no site defines.
     """
     found = {name: _mean([(site.num_test, site.figures[name]) for site in sites]) for name in names}
     held = [site for site in sites if site.num_validation]
@@ -94,7 +96,7 @@ def _line(site: EvaluateReply) -> Line:
 def _checked(
     answer: EvaluateReply | Failure, names: Sequence[str], who: Callable[[int], str]
 ) -> EvaluateReply | Failure:
-    """An answer with the figures that were asked for, or a failure where some are missing, or the loss is not finite."""
+    """Return a reply with all requested metrics; a failure if some are missing or the loss is not finite."""
     if isinstance(answer, Failure):
         return answer
     wanted = [*names, *(_VALIDATION + name for name in names if answer.num_validation)]

@@ -1,6 +1,6 @@
-"""A federation's folder on the server's machine: who belongs to it, and where its files lie.
+"""A federation's folder on the server's machine: its sites, and the paths of its files.
 
-`federation.toml` is the truth about the sites; what the SuperLink knows is made equal to it (`membership`).
+`federation.toml` is authoritative; the SuperLink's registrations are updated to match it (`membership`).
 """
 
 import datetime as dt
@@ -23,29 +23,29 @@ FILE = "federation.toml"
 
 _HEADER = "# Written by 'fedsign deploy'; change it with add-site, revoke and renew.\n\n"
 _SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_HOST_NAME = re.compile(r"(?![\d.]+$)(?!-)[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*")  # digits alone are an address
+_HOST_NAME = re.compile(r"(?![\d.]+$)(?!-)[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*")  # not digits alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """One site; `public_key` is "" in an insecure federation."""
+    """A site. `public_key` is "" in an insecure federation."""
 
     name: str
     partition: int
     public_key: str
     state: str = "active"  # or revoked
-    max_examples: int = 0  # that its replies may count; 0: as the experiment says
+    max_examples: int = 0  # maximum count that a reply may claim; 0: the experiment's setting
     since: str = field(default_factory=lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}")
 
     @property
     def is_active(self) -> bool:
-        """Whether it may take part."""
+        """Whether the site may take part."""
         return self.state == "active"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Federation:
-    """`hosts`: the server's names and addresses, the first of which sites connect to; `bind`: where it listens."""
+    """A federation. `hosts`: names and addresses, the first of which sites connect to; `bind`: where it listens."""
 
     folder: Path
     name: str
@@ -63,50 +63,50 @@ class Federation:
 
     @property
     def server(self) -> Path:
-        """What the SuperLink needs."""
+        """The SuperLink's folder."""
         return self.folder / "server"
 
     @property
     def certificate(self) -> Path:
-        """The server's."""
+        """The server's certificate."""
         return self.server / "server.pem"
 
     @property
     def authority(self) -> Path:
-        """The CA's certificate, which all know."""
+        """The CA's certificate, which every site has."""
         return self.folder / "ca" / "ca.pem"
 
     @property
     def trusted(self) -> Path | None:
-        """The CA that vouches for the server; None without TLS."""
+        """The CA that signed the server's certificate; None without TLS."""
         return None if self.insecure else self.authority
 
     @property
     def authority_key(self) -> Path:
-        """The CA's key, which is in no kit."""
+        """The CA's private key, which is in no bundle."""
         return self.folder / "ca" / "ca.key"
 
     @property
     def address(self) -> str:
-        """What sites connect to."""
+        """The address that sites connect to."""
         return with_port(self.hosts[0], self.port)
 
     @property
     def local_host(self) -> str:
-        """How processes of the server's machine reach the SuperLink."""
+        """The host by which local processes reach the SuperLink."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
 
     @property
     def local_address(self) -> str:
-        """The same with the port."""
+        """`local_host` with the port."""
         return with_port(self.local_host, self.port)
 
     def kit(self, site: str) -> Path:
-        """The folder that is sent to a site."""
+        """Return a site's folder, which is sent to the site."""
         return self.folder / "kits" / site
 
     def site(self, name: str) -> Site:
-        """By its name.
+        """Return a site by name.
 
         Raises:
             ConfigError: there is none.
@@ -118,10 +118,10 @@ class Federation:
         raise ConfigError(f"the federation {self.name} has no site '{name}'; its sites are: {known}.")
 
     def with_site(self, name: str, *, public_key: str, max_examples: int = 0) -> "Federation":
-        """One site more, which gets the lowest partition that no active site has.
+        """Add a site, at the lowest partition without an active site.
 
         Raises:
-            ConfigError: the name or the key is in use, or the name cannot be one.
+            ConfigError: the name or the key is in use, or the name is invalid.
         """
         check_site_name(name)
         for site in self.sites:
@@ -137,12 +137,12 @@ class Federation:
         )
 
     def without(self, name: str) -> "Federation":
-        """The site revoked; its key stays on record, so that it is never taken again."""
+        """Revoke a site. Its key stays on record, so that it is never accepted again."""
         gone = replace(self.site(name), state="revoked")
         return replace(self, sites=tuple(gone if site.name == name else site for site in self.sites))
 
     def write(self) -> None:
-        """To federation.toml."""
+        """Write federation.toml."""
         tree = asdict(self)
         del tree["folder"]
         tree["sites"] = [site | {"digest": _digest(site)} for site in tree["sites"]]
@@ -173,12 +173,12 @@ def open_federation(folder: Path) -> Federation:
 
 
 def _digest(site: Mapping[str, Any]) -> str:
-    """Of a site's table: whose key speaks for which partition is not read back unchecked."""
+    """Return a digest of a site's table, to detect edits: the table decides whose key speaks for which partition."""
     return digest_of(repr(sorted(site.items())).encode())
 
 
 def check_site_name(name: str) -> None:
-    """Raise ConfigError unless it can be a folder's and a unit's name."""
+    """Raise ConfigError unless the name is valid for a folder and a systemd unit."""
     if not _SITE_NAME.fullmatch(name):
         raise ConfigError(
             f"'{name}' cannot be a site's name; expected are small letters, digits and '-', a letter or digit first."
@@ -186,7 +186,7 @@ def check_site_name(name: str) -> None:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address, or None for a name."""
+    """Parse an address; None for a host name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -194,7 +194,7 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def check_host(host: str) -> None:
-    """Raise ConfigError unless it is a name or an address, without a port."""
+    """Raise ConfigError unless it is a host name or an address, without a port."""
     if address_of(host) is None and not _HOST_NAME.fullmatch(host):
         raise ConfigError(
             f"--host {host} is neither a name nor an address; expected is such as fl.example.org or 192.0.2.10, "
@@ -212,5 +212,5 @@ def check_bind(bind: str) -> None:
 
 
 def with_port(host: str, port: int) -> str:
-    """host:port, with brackets around an IPv6 address."""
+    """Format host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

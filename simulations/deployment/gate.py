@@ -1,14 +1,15 @@
-"""The SuperLink behind a gate: sites get what a SuperNode needs, and nothing more.
+"""A gate in front of the SuperLink: remote machines reach only what a SuperNode needs.
 
-Flower 1.41 serves everything on one port, and the open-source SuperLink knows no accounts: whoever reaches the port
-could register a key of his own, or start a run, which is code that executes at every site.  So requests from other
-machines pass only to the Fleet API, which asks for a registered key; runs and registrations are for this machine.
-A SuperNode that asks before the sites are registered is told to try again, since it would take a refusal as final; so is a probe
-of the health endpoint.
-A key that no active site has is refused here: Flower gives the same answer to it as to a site that it believes to be there still.
+Flower 1.41 serves all its APIs on one port, and the open-source SuperLink has no accounts. Anyone who reaches the port
+could register a key, or start a run, which executes code at every site. The gate therefore lets requests from other
+machines pass only to the Fleet API, which requires a registered key; runs and registrations are for this machine.
 
-`python -m simulations.deployment.gate FEDERATION ARGUMENTS...` is `flower-superlink ARGUMENTS...` with that gate, and registers the
-federation's sites once it answers.
+Two cases need care because of how SuperNodes react. Before the sites are registered, a SuperNode or a health probe is
+told to try again, since it would take a refusal as final. A key without an active site is refused here, since Flower
+would answer as it does for a site that it believes to be connected already.
+
+`python -m simulations.deployment.gate FEDERATION ARGUMENTS...` runs `flower-superlink ARGUMENTS...` behind the gate,
+and registers the federation's sites once it answers.
 """
 
 import os
@@ -45,7 +46,7 @@ _POLL_S = 0.2
 
 
 class Gate:
-    """An ASGI middleware, the outermost one.  `is_open`: the sites are registered; `knows`: whether a key is an active site's."""
+    """The outermost ASGI middleware. `is_open`: sites are registered; `knows`: whether a key is an active site's."""
 
     def __init__(
         self, app: ASGIApp, is_open: threading.Event, knows: Callable[[bytes], bool] = lambda key: True
@@ -55,7 +56,7 @@ class Gate:
         self.knows = knows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or refuse."""
+        """Pass a request on, or refuse it."""
         app = self.app
         if scope["type"] != "lifespan":
             if scope["path"].startswith((*_OPEN_TO_SITES, _HEALTH)) and not self.is_open.is_set():
@@ -64,7 +65,7 @@ class Gate:
                 refusal = PlainTextResponse(_REFUSAL, status_code=403)
                 app = refusal if scope["type"] == "http" else WebSocketClose(code=1008)
             elif scope["path"] == _ACTIVATE and not self.knows(dict(scope["headers"]).get(_KEY_HEADER, b"")):
-                # 404: of a 403 Flower's SuperNode thinks that a run has stopped, and hangs
+                # 404, because Flower's SuperNode takes a 403 as the end of a run, and hangs
                 app = JSONResponse(
                     {"code": ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "detail": _UNKNOWN}, status_code=404
                 )
@@ -82,20 +83,20 @@ def may_pass(scope: Scope) -> bool:
 
 
 def is_active(folder: Path, key: bytes) -> bool:
-    """Whether a key, as SuperNodes show it, is that of an active site; without keys everybody is taken."""
+    """Whether a key, as sent by a SuperNode, is an active site's; without keys everyone is accepted."""
     federation = open_federation(folder)
     return federation.insecure or key in {b64encode(in_pem(site.public_key)) for site in federation.active}
 
 
 def guard(federation: Federation, is_open: threading.Event) -> None:
-    """Put the gate, and what counts the replies that are refused, in front of this process's SuperLink."""
+    """Put the gate, and the count of refused replies, in front of this process's SuperLink."""
     gate = Middleware(Gate, is_open=is_open, knows=partial(is_active, federation.folder))
     extensions.get_middleware = lambda: (gate,)
     fleet_handlers.push_messages = Refusals(federation).push_messages
 
 
 def main() -> None:
-    """See the module."""
+    """Run the SuperLink behind the gate."""
     folder, *arguments = sys.argv[1:]
     federation = open_federation(Path(folder))
     is_open = threading.Event()
@@ -111,7 +112,7 @@ def _register_when_up(federation: Federation, is_open: threading.Event) -> None:
         while not answers(federation):
             time.sleep(_POLL_S)
         register_sites(federation)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the gate would stay closed for ever
+    except Exception as error:  # noqa: BLE001 - after any error here, the gate would stay closed forever
         said = error if isinstance(error, FedSignError) else f"{type(error).__name__}: {error}"
         print(f"fedsign: the sites could not be registered: {said}", file=sys.stderr, flush=True)
         os._exit(1)

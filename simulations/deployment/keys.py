@@ -1,8 +1,8 @@
-"""Keys and certificates: a CA with one certificate for its server, and a key pair for each site.
+"""Keys and certificates: a CA with a certificate for its server, and a key pair for each site.
 
-Sites have no certificates: they know the CA and thereby the server, and the server knows them by the public halves of their keys.
-So the CA's key is needed to make the server's certificate, and for nothing else.  A site's key has the form that Flower's SuperNodes and
-SuperLink read: OpenSSH, on the curve P-384.
+Sites have no certificates. They trust the CA, and thereby the server; the server knows them by their public keys. The
+CA's key is needed only to issue the server's certificate. A site's key has the format of Flower's SuperNodes and
+SuperLink: OpenSSH, on the curve P-384.
 """
 
 import base64
@@ -24,7 +24,7 @@ from fedsign.errors import ConfigError
 from fedsign.storage.disk import is_private, replace_file
 from simulations.deployment.federation import address_of
 
-ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes come this way
+ALWAYS = ("localhost", "127.0.0.1", "::1")  # local processes connect by these
 State = Literal["ok", "warn", "broken"]
 _Key = ec.EllipticCurvePrivateKey
 _WARN_DAYS = 30
@@ -34,19 +34,19 @@ _CLOCKS_MAY_DIFFER = dt.timedelta(minutes=5)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Certified:
-    """A certificate and its key, as PEM."""
+    """A certificate and its private key, as PEM."""
 
     certificate: bytes
     key: bytes
 
     def write(self, certificate: Path, key: Path) -> None:
-        """The key for its owner alone."""
+        """Write both files; only the owner can read the key."""
         certificate.write_bytes(self.certificate)
         write_secret(key, self.key)
 
 
 def make_authority(name: str) -> Certified:
-    """A CA of ten years, which may sign servers' certificates and no other CA's."""
+    """Create a CA, valid for ten years, that may sign server certificates but no other CA."""
     key, subject = ec.generate_private_key(ec.SECP384R1()), _name(f"FedSign federation {name}")
     builder = _builder(key, subject, issuer=subject, until=_now() + dt.timedelta(days=_AUTHORITY_DAYS))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -54,7 +54,7 @@ def make_authority(name: str) -> Certified:
 
 
 def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta) -> Certified:
-    """A server's certificate for names and addresses, and for this machine's loopback."""
+    """Issue a server certificate for names and addresses, including this machine's loopback."""
     signer = serialization.load_pem_private_key(authority.key, password=None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise ConfigError("the key of the CA is no elliptic-curve key; restore the ca folder that 'deploy init' made.")
@@ -71,16 +71,16 @@ def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta)
 
 
 def general_name(host: str) -> x509.GeneralName:
-    """An address, or else a name."""
+    """Convert a host to an address or a DNS name of a certificate."""
     address = address_of(host)
     return x509.DNSName(host) if address is None else x509.IPAddress(address)
 
 
 def ends_at(certificate: Path) -> dt.datetime:
-    """When a certificate on disk ends.
+    """Return when a certificate on disk expires.
 
     Raises:
-        ConfigError: it is not there, or cannot be read.
+        ConfigError: it is missing, or cannot be read.
     """
     try:
         return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
@@ -92,7 +92,7 @@ def ends_at(certificate: Path) -> dt.datetime:
 
 
 def validity(end: dt.datetime) -> tuple[State, str]:
-    """How a certificate is that ends then, and the end of a sentence about it."""
+    """Return the state of a certificate that expires at `end`, and the end of a sentence about it."""
     left = (end - _now()) / dt.timedelta(days=1)
     if left <= 0:
         return "broken", (
@@ -145,10 +145,10 @@ def _now() -> dt.datetime:
 
 
 def make_key(private: Path, *, comment: str) -> str:
-    """Write a new private key, 0600, and return its public half as one line.
+    """Write a new private key with mode 0600; return the public key as one line.
 
     Raises:
-        ConfigError: there is a key already, which would be lost.
+        ConfigError: there is a key already, which must not be overwritten.
     """
     if private.exists():
         raise ConfigError(f"{private} is there already and would be lost; move it away, or name another file.")
@@ -158,10 +158,10 @@ def make_key(private: Path, *, comment: str) -> str:
 
 
 def load_private(private: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's key from the disk.
+    """Load a site's private key.
 
     Raises:
-        ConfigError: the file is missing, can be read by others, or holds no such key.
+        ConfigError: the file is missing, is readable for others, or holds no such key.
     """
     try:
         key = serialization.load_ssh_private_key(private.read_bytes(), password=None)
@@ -179,10 +179,10 @@ def load_private(private: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def read_public(path: Path) -> str:
-    """The public half that a site has sent, as one line without its comment.
+    """Read a site's public key file, as one line without its comment.
 
     Raises:
-        ConfigError: it is missing, no public key, or the private one.
+        ConfigError: the file is missing, or holds no public key but, for example, the private one.
     """
     try:
         content = path.read_bytes()
@@ -201,13 +201,13 @@ def read_public(path: Path) -> str:
 
 
 def fingerprint(public: str) -> str:
-    """What people compare over the telephone, as ssh-keygen -l prints it."""
+    """Return the fingerprint that people compare, as ssh-keygen -l prints it."""
     digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Whole or not at all, and never readable by others."""
+    """Write a file atomically, never readable by others."""
 
     def write(partial: Path) -> None:
         partial.unlink(missing_ok=True)
@@ -218,5 +218,5 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def public_line(key: ec.EllipticCurvePublicKey) -> str:
-    """A public half without its comment."""
+    """Return a public key without its comment."""
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")

@@ -1,6 +1,7 @@
-"""What is sent to a site, and what lies at the server: scripts, units, instructions.
+"""The bundle sent to a site, and the server's folder: scripts, systemd units, instructions.
 
-A kit holds the CA's certificate, never its key.  Its own key is in it only when the site did not make one itself.
+A bundle holds the CA's certificate, never its key. It holds the site's private key only if the site did not generate
+one itself.
 """
 
 import tarfile
@@ -30,9 +31,10 @@ KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kit:
-    """A site's folder, read.  `data_root` and `device` are the site's own, "" for what the experiment says.
+    """A site's bundle. `data_root` and `device` are the site's own; "" for the experiment's.
 
-    `share_details`: tracebacks and label counts may travel; `tables`: settings of capabilities (`clients.deployment.settings`).
+    `share_details`: whether tracebacks and label counts may leave the site. `tables`: settings of capabilities
+    (`clients.deployment.settings`).
     """
 
     folder: Path
@@ -49,21 +51,21 @@ class Kit:
 
     @property
     def trusted(self) -> Path | None:
-        """The CA that vouches for the server; None without TLS."""
+        """The CA that signed the server's certificate; None without TLS."""
         return None if self.facts["insecure"] else self.folder / AUTHORITY_FILE
 
     @property
     def address(self) -> str:
-        """The SuperLink's."""
+        """The SuperLink's address."""
         return with_port(self.facts["host"], self.facts["port"])
 
     @property
     def data_folder(self) -> Path | None:
-        """Where the site's data lie; a relative path is meant from the kit."""
+        """The site's data folder; a relative path starts at the bundle."""
         return (self.folder / Path(self.data_root).expanduser()).resolve() if self.data_root else None
 
     def node_config(self) -> dict[str, str | int]:
-        """What the SuperNode tells its ClientApp."""
+        """Return the node configuration that the SuperNode passes to its ClientApp."""
         root, shares = str(self.data_folder or ""), self.share_details
         own: dict[str, str | int] = {"data-root": root, "device": self.device, "share-details": shares}
         config = {"partition-id": self.facts["partition"], "site": self.facts["site"]}
@@ -78,7 +80,7 @@ def open_kit(folder: Path) -> Kit:
     """Read site.toml.
 
     Raises:
-        ConfigError: there is none, or it was damaged when it was edited.
+        ConfigError: there is none, or it is not valid.
     """
     path = folder / SITE_FILE
     try:
@@ -110,10 +112,10 @@ def open_kit(folder: Path) -> Kit:
 
 
 def _table_of(table: SiteTable, given: Mapping[str, Any], path: Path) -> dict[str, str | int]:
-    """A table of settings; a relative path is meant from the kit.
+    """Return a table of settings; relative paths start at the bundle.
 
     Raises:
-        ConfigError: there is something else in it.
+        ConfigError: it is not a valid table.
     """
     if not given.keys() <= {*table.keys}:
         raise ConfigError(f"{path} has {table.name} = {given!r}; expected is a table of {', '.join(table.keys)}.")
@@ -122,7 +124,7 @@ def _table_of(table: SiteTable, given: Mapping[str, Any], path: Path) -> dict[st
 
 
 def write_kit(federation: Federation, site: Site, *, data_root: str, device: str) -> None:
-    """Fill a site's folder, in which its key may lie already, and pack it."""
+    """Fill a site's folder, which may hold its key already, and pack it."""
     kit = federation.kit(site.name)
     kit.mkdir(parents=True, exist_ok=True, mode=0o700)
     mine = tomli_w.dumps({"data_root": data_root, "device": device})
@@ -149,23 +151,23 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
 
 
 def write_server(federation: Federation) -> None:
-    """The start script, the systemd unit and the instructions of the server."""
+    """Write the server's start script, systemd unit and instructions."""
     federation.server.mkdir(parents=True, exist_ok=True, mode=0o700)
     what = f"SuperLink of the federation {federation.name}"
     _write_programs(federation.server, what, unit="fedsign-superlink", folder_there="federation/server")
     _write(federation.folder / "README.md", "federation.md", federation=federation)
-    (federation.folder / ".gitignore").write_text("*\n", encoding="utf-8")  # keys belong in no repository
+    (federation.folder / ".gitignore").write_text("*\n", encoding="utf-8")  # keys must not be committed
 
 
 def _write_programs(folder: Path, what: str, *, unit: str, folder_there: str) -> None:
-    """The start script and the systemd unit."""
+    """Write the start script and the systemd unit."""
     _write(folder / "start.sh", "start.sh", what=what)
     (folder / "start.sh").chmod(0o755)
     _write(folder / f"{unit}.service", "unit.service", what=what, name=unit, folder=folder_there)
 
 
 def _write(path: Path, template: str, **values: Any) -> None:
-    """A text of the folder `texts`, filled."""
+    """Fill a template of the folder `texts`."""
     environment = Environment(
         loader=PackageLoader("simulations.deployment", "texts"),
         undefined=StrictUndefined,
@@ -176,13 +178,13 @@ def _write(path: Path, template: str, **values: Any) -> None:
 
 
 def _pack(kit: Path) -> None:
-    """The kit as it is sent; for its owner alone, since a key may be in it."""
+    """Pack the bundle. Only the owner can read it, since it may hold a key."""
     archive = kit.with_name(kit.name + ".tar.gz")
     archive.touch(mode=0o600)
     archive.chmod(0o600)
     with tarfile.open(archive, "w:gz") as tar:
         for path in sorted(kit.iterdir()):
-            if path.is_file():  # not what trying out has left: logs, Flower's home
+            if path.is_file():  # without leftovers of a trial: logs, Flower's home
                 tar.add(path, arcname=f"{kit.name}/{path.name}", filter=_nobodys)
 
 

@@ -1,6 +1,6 @@
-"""What a SuperLink or SuperNode prints, in files that do not grow without end (`fedsign deploy logs`).
+"""Logs of SuperLinks and SuperNodes, in files of bounded size (`fedsign deploy logs`).
 
-`python -m simulations.deployment.logs FILE` copies what comes in to its own output, and with the time of each line to FILE.
+`python -m simulations.deployment.logs FILE` copies its input to its output, and with timestamps to FILE.
 """
 
 import logging
@@ -19,15 +19,15 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def log_of(folder: Path) -> Path:
-    """Of the program that was started from a folder: the server's, or a site's kit."""
+    """Return the log of the program started from a folder: the server's, or a site's bundle."""
     return folder / "logs" / "log"
 
 
 def keep(folder: Path) -> None:
-    """From now on, what this process and all that it becomes and starts print goes into the folder's log, too."""
+    """From now on, also write the output of this process and its children to the folder's log."""
     log_of(folder).parent.mkdir(exist_ok=True)
     command = [sys.executable, "-P", "-m", "simulations.deployment.logs", str(log_of(folder))]
-    # a session of its own: Ctrl-C is for the program, whose last words count
+    # in a session of its own, so that Ctrl-C does not end it before the program's last output
     keeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     with cast(IO[bytes], keeper.stdin) as pipe:
         for stream in (sys.stdout, sys.stderr):
@@ -36,8 +36,8 @@ def keep(folder: Path) -> None:
 
 
 def main(path: str) -> None:
-    """See the module; ends when nobody writes any more."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # systemd sends it to all, but the program's last words count
+    """Copy standard input until all writers have closed it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # systemd signals all; the program's last output comes later
     log = logging.Logger("log")
     handler = RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=_NUM_BEFORE, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

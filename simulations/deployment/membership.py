@@ -1,6 +1,6 @@
-"""The SuperLink, asked over its Control API: which keys it takes, made equal to the sites in federation.toml.
+"""The SuperLink's Control API: register the sites of federation.toml, and read the state of their nodes.
 
-Flower keeps the key of a site that was unregistered and takes it never again, as long as its database is kept.
+Flower keeps the key of an unregistered site and never accepts it again, as long as its database is kept.
 """
 
 import fcntl
@@ -28,12 +28,12 @@ _PATIENCE_S = 120.0
 
 
 def process_of(federation: Federation) -> psutil.Process | None:
-    """The SuperLink's process, if it was started here and is alive."""
+    """Return the SuperLink's process, if it was started here and is alive."""
     return recorded(federation.server / "pid")
 
 
 def answers_at(host: str, port: int) -> bool:
-    """Whether something listens there."""
+    """Whether something listens at this address."""
     try:
         with socket.create_connection((host, port), timeout=1.0):
             return True
@@ -48,16 +48,16 @@ def answers(federation: Federation) -> bool:
 
 @contextmanager
 def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClient]:
-    """The SuperLink's Control API, as `flwr` speaks to it; `authority`: the CA that vouches for it, None: without TLS.
+    """Connect to the Control API as `flwr` does. `authority`: the CA of its certificate, or None without TLS.
 
     Raises:
-        EngineError: it refuses what it is asked for.
-        LinkLostError: it gives no answer.
+        EngineError: the SuperLink refuses a request.
+        LinkLostError: it does not answer.
     """
     url, version = f"{'https' if authority else 'http'}://{address}", RuntimeVersionHttpInterceptor("flwr CLI")
     with ControlHttpClient(url, interceptors=[CliClientHttpInterceptor(), version]) as client:
         trust = ssl.create_default_context(cafile=authority) if authority else False
-        client._client = httpx.Client(verify=trust, timeout=_PATIENCE_S, trust_env=False)  # past any proxy
+        client._client = httpx.Client(verify=trust, timeout=_PATIENCE_S, trust_env=False)  # bypasses proxies
         try:
             yield client
         except httpx.HTTPStatusError as error:
@@ -70,22 +70,22 @@ def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClie
 
 
 def asking(federation: Federation) -> AbstractContextManager[ControlHttpClient]:
-    """The SuperLink, to be asked from its own machine; see `control`."""
+    """Connect to the Control API from the SuperLink's machine; see `control`."""
     return control(federation.local_address, authority=federation.trusted)
 
 
 def register_sites(federation: Federation) -> None:
-    """Register the active sites, unregister the revoked ones; what is as it should be is left alone.
+    """Register active sites and unregister revoked ones; leave the others alone.
 
     Raises:
         EngineError: the SuperLink refuses.
     """
     if federation.insecure:
-        return  # every SuperNode is taken, with or without a key
+        return  # every SuperNode is accepted, with or without a key
     lock = federation.server / "state" / "lock"
     lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with lock.open("w") as file, asking(federation) as link:
-        fcntl.flock(file, fcntl.LOCK_EX)  # one command at a time: the next one waits
+        fcntl.flock(file, fcntl.LOCK_EX)  # one command at a time
         nodes = link.ListNodes(ListNodesRequest()).nodes_info
         taken = {node.name: node.node_id for node in nodes if node.status not in _GONE}
         for site in federation.sites:
@@ -96,14 +96,14 @@ def register_sites(federation: Federation) -> None:
 
 
 def in_pem(public: str) -> bytes:
-    """A site's public key as Flower keeps it."""
+    """Convert a site's public key to Flower's format."""
     return load_ssh_public_key(public.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def nodes_of(federation: Federation) -> Sequence[NodeInfo]:
-    """The SuperNodes; `status`: registered (never seen), online, offline, unregistered.
+    """Return the SuperNodes; `status` is registered (never seen), online, offline or unregistered.
 
-    One that was struck down is believed to be online, for a minute or two; also by a SuperLink that was itself away meanwhile.
+    A crashed SuperNode still counts as online for a minute or two, even by a SuperLink that was down meanwhile.
     """
     with asking(federation) as link:
         nodes: Sequence[NodeInfo] = link.ListNodes(ListNodesRequest()).nodes_info

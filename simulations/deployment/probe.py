@@ -1,6 +1,6 @@
-"""What a site sees of its server: the TLS handshake, the certificate's end, the clock, and whether its key is taken.
+"""What a site sees of its server: TLS handshake, certificate expiry, clock, and whether its key is accepted.
 
-All but the last by Python's own library, so that its answer does not depend on Flower's.
+Everything except the last uses only Python's standard library, so that it does not depend on Flower.
 """
 
 import datetime as dt
@@ -23,7 +23,7 @@ from simulations.deployment.federation import with_port
 from simulations.deployment.keys import load_private
 from simulations.deployment.kits import AUTHORITY_FILE, Kit
 
-_EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64  # of OpenSSL's X509_V_ERR_...
+_EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64  # X509_V_ERR_... of OpenSSL
 _OTHER_NAME = (
     "the certificate of the server is not made out to {host}; its people make one that is with 'fedsign deploy renew "
     "--host {host}'."
@@ -45,30 +45,32 @@ HEARTBEAT_S = HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
 
 
 class ServerError(EngineError):
-    """The server is not the one that the CA vouches for, or cannot be reached."""
+    """The server cannot be reached, or its certificate is not signed by the federation's CA."""
 
 
 class AwayError(ServerError):
-    """It cannot be reached; trying again may help."""
+    """The server cannot be reached; retrying may help."""
 
 
 class StillThereError(EngineError):
-    """The SuperLink believes that the site is connected already; that ends with its former SuperNode's heartbeat."""
+    """The SuperLink believes that the site is connected already, until the former SuperNode's heartbeat expires."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """`certificate_ends`: None without TLS; `ahead_s`: how far this machine's clock is before the server's."""
+    """The server as a site sees it. `certificate_ends`: None without TLS; `ahead_s`: how far this clock is ahead of
+    it.
+    """
 
     certificate_ends: dt.datetime | None
     ahead_s: float
 
 
 def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
-    """Ask the server how it is, as a SuperNode would.
+    """Connect to the server as a SuperNode would.
 
     Raises:
-        ServerError: there is no answer, or its certificate is not to be trusted.
+        ServerError: it does not answer, or its certificate is not trusted.
     """
     connection, ends = HTTPConnection(host, port, timeout=_TIMEOUT_S), None
     if authority is not None:
@@ -95,7 +97,7 @@ def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
         ) from error
     finally:
         connection.close()
-    # the header counts whole seconds, cut off: half a second is added on average
+    # the header truncates to whole seconds, half a second on average
     ahead = seen_at - email.utils.parsedate_to_datetime(date) if date else dt.timedelta(seconds=0.5)
     return Seen(certificate_ends=ends, ahead_s=ahead.total_seconds() - 0.5)
 
@@ -103,23 +105,23 @@ def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
 def _trusting(authority: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=authority)
-    except OSError as error:  # which ssl.SSLError is, too
+    except OSError as error:  # ssl.SSLError is a subclass
         raise ServerError(
             f"{authority} is no CA's certificate that can be read ({error.strerror or error}); unpack the kit again."
         ) from error
 
 
 def check_is_known(kit: Kit, *, host: str) -> bool:
-    """Whether the SuperLink says that it takes the site's key; False if it could not say.
+    """Whether the SuperLink accepts the site's key; False if that could not be found out.
 
-    The site says that it is there, as its SuperNode does when it starts, and at once that it leaves.  The SuperLink does not take a site
-    that it believes to be there, such as one whose SuperNode was killed less than a minute ago; so the site says first that the former one
-    is gone, if it has heard of that one's id.
+    The site announces itself as its SuperNode does on start, and leaves at once. The SuperLink refuses a site that it
+    believes to be connected, such as one whose SuperNode was killed less than a minute ago. So the site first announces
+    that its former node has left, if it knows that node's id.
 
     Raises:
         ConfigError: the key cannot be used.
-        StillThereError: it takes the key, but believes the site to be there.
-        EngineError: the SuperLink refuses it.
+        StillThereError: the SuperLink accepts the key, but believes the site to be connected.
+        EngineError: the SuperLink refuses the key.
     """
     key, former = load_private(kit.key), kit.folder / "flower" / "node-id"
     former.parent.mkdir(exist_ok=True)
@@ -128,7 +130,7 @@ def check_is_known(kit: Kit, *, host: str) -> bool:
     address = with_port(host, kit.facts["port"])
     try:
         with FleetHttpClient.from_server_address(address, False, authority, interceptors) as client:
-            with suppress(httpx.HTTPStatusError, OSError, ValueError):  # there was none, or it left in good order
+            with suppress(httpx.HTTPStatusError, OSError, ValueError):  # there was no such node, or it left cleanly
                 client.DeactivateNode(DeactivateNodeRequest(node_id=int(former.read_text(encoding="ascii"))))
             public = public_key_to_bytes(key.public_key())
             here = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)

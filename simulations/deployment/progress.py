@@ -1,4 +1,4 @@
-"""How far the runs of a federation are: what their ServerApps write into its folder, for whoever looks (`fedsign deploy status`)."""
+"""Progress of a federation's runs, written by their ServerApps for `fedsign deploy status`."""
 
 import logging
 import shlex
@@ -15,24 +15,24 @@ from fedsign.storage.disk import is_held, replace_file
 from fedsign.storage.results import RunFolder, read_json
 from simulations.deployment.federation import Federation
 
-_EVERY_S = 0.5  # while a round goes on; its end is written at once
+_EVERY_S = 0.5  # seconds between writes during a round; its end is written at once
 _log = logging.getLogger("fedsign")
 
 
 class Progress:
-    """The writer of one run, to be told what it waits for; see `Watch` in fedsign.flower.pulling."""
+    """Writes the progress of one run, notified of pending replies; see `Watch` in fedsign.flower.pulling."""
 
     def __init__(self, federation: Federation, name: str, run: Path, *, num_rounds: int) -> None:
-        """`name` is the run's own, which it keeps when it is resumed."""
+        """`name` identifies the run across resumes."""
         self._file = _folder(federation) / f"{name}.json"
         self._facts: dict[str, Any] = {"run": str(run.resolve()), "num_rounds": num_rounds}
-        self.remarks: Mapping[int, str] = {}  # on the sites that have answered the roll call, by partition
+        self.remarks: Mapping[int, str] = {}  # about the versions of sites that answered the roll call, by partition
         self._asked = Asked("roll call", 0, ())
         self._since = self._written_at = time.time()
         self._write([])
 
     def __call__(self, asked: Asked, waiting: Sequence[int]) -> None:
-        """Write it, unless that was done a moment ago."""
+        """Write the progress, at most once per interval."""
         now = time.time()
         if asked is not self._asked:
             self._asked, self._since = asked, now
@@ -49,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class PlayedRun:
-    """A run of a federation, as its ServerApp wrote last; `waiting`: partitions that have not replied yet; `remarks`: on their versions."""
+    """A run's last written progress. `waiting`: partitions yet to reply; `remarks`: about their versions."""
 
     file: Path
     run: RunFolder
@@ -62,25 +62,25 @@ class PlayedRun:
 
     @property
     def is_played(self) -> bool:
-        """Whether the command that plays it is there."""
+        """Whether the command that plays the run is alive."""
         return is_held(self.run.path / "lock")
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing to go on with."""
+        """Whether nothing is left to resume."""
         try:
             return not self.run.path.exists() or (not self.is_played and self.run.outcome["status"] == "finished")
         except FedSignError:
-            return False  # how it ended cannot be read
+            return False  # the outcome cannot be read
 
     @property
     def how_to_go_on(self) -> str:
-        """The command."""
+        """The command that resumes the run."""
         return f"fedsign run --resume {shlex.quote(str(self.run.path))}"
 
 
 def runs_of(federation: Federation) -> Iterator[PlayedRun]:
-    """Those that are played, and those that were interrupted; what a power cut has left of a file is passed over, with a warning."""
+    """Return active and interrupted runs. A file damaged by a power failure is skipped with a warning."""
     for file in sorted(_folder(federation).glob("*.json")):
         try:
             told = read_json(file)
@@ -90,7 +90,7 @@ def runs_of(federation: Federation) -> Iterator[PlayedRun]:
 
 
 def forget_over(federation: Federation) -> None:
-    """Remove what was written of runs that are over."""
+    """Delete the progress files of completed runs."""
     for run in runs_of(federation):
         if run.is_over:
             run.file.unlink(missing_ok=True)

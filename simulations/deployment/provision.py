@@ -1,4 +1,4 @@
-"""Making a federation and changing it: init, add-site, revoke, renew."""
+"""Create and change a federation: init, add-site, revoke, renew."""
 
 import datetime as dt
 import shutil
@@ -14,10 +14,10 @@ from simulations.deployment.kits import KEY_FILE, write_kit, write_server
 
 
 def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, lifetime: dt.timedelta) -> Federation:
-    """Make the folder: CA, server, a kit for each site; `sites`: see `add_site`.
+    """Create the folder: CA, server, a bundle for each site; for `sites`, see `add_site`.
 
     Raises:
-        ConfigError: the folder is in use, or a name, address or key cannot be one.
+        ConfigError: the folder is in use, or a name, address or key is invalid.
     """
     folder = federation.folder
     if (folder / FILE).exists():
@@ -42,7 +42,7 @@ def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, li
         for name, public_key in sites:
             federation = add_site(federation, name, public_key)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # half a federation is none
+        shutil.rmtree(folder, ignore_errors=True)  # leave no partial federation
         raise
     return federation
 
@@ -56,8 +56,8 @@ def add_site(
     device: str = "",
     max_examples: int = 0,
 ) -> Federation:
-    """One site more, and its kit; `public_key`: the file that the site sent, or None for a key in the kit."""
-    federation.with_site(name, public_key="")  # refuses a name in use before a key is made
+    """Add a site and its bundle. `public_key`: the file that the site sent, or None to generate a key in the bundle."""
+    federation.with_site(name, public_key="")  # refuses a used name before a key is generated
     key = _public_key(federation, name, public_key)
     grown = federation.with_site(name, public_key=key, max_examples=max_examples)
     grown.write()
@@ -67,7 +67,7 @@ def add_site(
 
 
 def revoke(federation: Federation, name: str) -> Federation:
-    """Recorded first, so that it holds from the next start on, whatever happens now."""
+    """Revoke a site, in the file first, so that the next start enforces it even if the SuperLink is unreachable now."""
     if not federation.site(name).is_active:
         raise ConfigError(f"site '{name}' is revoked already.")
     left = federation.without(name)
@@ -77,10 +77,10 @@ def revoke(federation: Federation, name: str) -> Federation:
 
 
 def renew(federation: Federation, hosts: Sequence[str], *, lifetime: dt.timedelta) -> Federation:
-    """A new certificate for the server, also for further names and addresses.
+    """Issue a new certificate for the server, with more names and addresses if given.
 
     Raises:
-        ConfigError: the federation has none, or the CA's key is elsewhere.
+        ConfigError: the federation has no certificates, or the CA's key is stored elsewhere.
     """
     if federation.insecure:
         raise ConfigError("an insecure federation has no certificate; make a new one without --insecure.")
@@ -97,7 +97,7 @@ def renew(federation: Federation, hosts: Sequence[str], *, lifetime: dt.timedelt
 
 
 def apply(federation: Federation) -> bool:
-    """Tell the SuperLink at once, if it runs; otherwise it is told when it starts."""
+    """Update a running SuperLink at once; otherwise it is updated at its start."""
     if membership.process_of(federation) is None or not membership.answers(federation):
         return False
     membership.register_sites(federation)
@@ -111,7 +111,7 @@ def _issue(federation: Federation, lifetime: dt.timedelta) -> None:
 
 
 def _public_key(federation: Federation, site: str, sent: Path | None) -> str:
-    """The key that a site has sent, or else that of a new one in its kit; "" without keys."""
+    """Return the key that a site sent, or a new one's in its bundle; "" in an insecure federation."""
     if federation.insecure and sent is not None:
         raise ConfigError(f"a public key was given for '{site}', but an insecure federation asks for none; drop it.")
     if federation.insecure:

@@ -1,7 +1,7 @@
-"""Replies that the SuperLink does not take: counted by site, where Flower tells nobody.
+"""Replies that the SuperLink refuses, counted by site; Flower itself reports them to no one.
 
-Flower 1.41 checks that a request's key is its node's, but not that the reply in it is: a site that knew the id of another site's message
-could answer it.  Such a reply is refused here.
+Flower 1.41 checks that a request's key belongs to its node, but not that the reply inside does. A site that knew the
+id of another site's message could answer it. Such a reply is refused here.
 """
 
 import logging
@@ -29,7 +29,7 @@ _log = logging.getLogger("fedsign")
 
 
 class Refusals:
-    """In front of the Fleet API's `push_messages`; the counts, since the SuperLink started, go to a file."""
+    """Wraps `push_messages` of the Fleet API, and writes the counts since the SuperLink's start to a file."""
 
     def __init__(self, federation: Federation) -> None:
         self._push, self._file = fleet_handlers.push_messages, federation.server / _FILE
@@ -38,7 +38,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def push_messages(self, request: PushMessagesRequest, state: LinkState) -> PushMessagesResponse:
-        """Take a reply, or count it."""
+        """Pass a reply on, or refuse and count it."""
         sender = request.node.node_id
         if any(message.metadata.src_node_id != sender for message in request.messages_list):
             self._count(sender, state, FOREIGN)
@@ -60,7 +60,7 @@ class Refusals:
 
 
 class _Watched:
-    """A LinkState that remembers whether it has stored a reply."""
+    """A LinkState that remembers whether it stored a reply."""
 
     def __init__(self, state: LinkState) -> None:
         self._state, self.has_stored = state, False
@@ -76,7 +76,7 @@ class _Watched:
 
 
 def refused(federation: Federation) -> Counter[tuple[str, str]]:
-    """How often replies of a site were refused, and why: by (site, why)."""
+    """Return how many replies were refused, by (site, reason)."""
     file = federation.server / _FILE
     try:
         told = read_json(file)["refused"] if file.exists() else []

@@ -1,4 +1,4 @@
-"""What a federation's sites decide themselves cannot be said for them; asked before a run, since a node says its own root itself."""
+"""Rules for settings that sites decide themselves, such as each node's data root. Checked before a run."""
 
 from fedsign.compatibility import Experiment
 from fedsign.rules import Rule

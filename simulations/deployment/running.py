@@ -1,6 +1,6 @@
-"""Processes that are started here: Flower's environment, ids that are recorded, found again and ended.
+"""Local processes: Flower's environment, and process ids that are recorded, found again and ended.
 
-A process id alone may belong to somebody else by now: by one that began after the record was written.
+A process id may have been reused. A process that began after its record was written is another one.
 """
 
 import os
@@ -21,17 +21,17 @@ from fedsign.errors import EngineError
 _LOOPBACK = "localhost,127.0.0.1,::1"
 _PORTS = (20_000, 32_000)
 _POLL_S = 0.1
-_CLOCKS_DIFFER_S = 2.0  # the kernel's and the disk's
+_CLOCKS_DIFFER_S = 2.0  # tolerance between the kernel's clock and the disk's
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """This process's environment, with a home of its own for Flower, and as fast as its settings allow."""
-    beside = str(Path(sys.executable).parent)  # Flower starts further programs of its own by their names
+    """Return this process's environment with a separate Flower home, and Flower's shortest polling intervals."""
+    beside = str(Path(sys.executable).parent)  # Flower starts its other programs by name
     direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _LOOPBACK]))
     return {
         **os.environ,
         "PATH": os.pathsep.join([beside, *os.environ.get("PATH", "").split(os.pathsep)]),
-        "NO_PROXY": direct,  # programs of one machine talk to each other by HTTP
+        "NO_PROXY": direct,  # local programs talk over HTTP, which a proxy must not intercept
         "no_proxy": direct,
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -42,10 +42,10 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody has now.
+    """Return a free port of the loopback.
 
-    Below those that the system hands out by itself, since a connection of any program may take one of these before the program
-    that is told of it has started.
+    It is below the ephemeral range: a connection of any program could take an ephemeral port before the program that is
+    told this port has started.
     """
     while True:
         port = random.SystemRandom().randrange(*_PORTS)
@@ -55,12 +55,12 @@ def free_port() -> int:
 
 
 def record_this_process(path: Path) -> None:
-    """Write this process's id, which stays when another program takes its place."""
+    """Record this process's id, which survives exec."""
     path.write_text(str(os.getpid()), encoding="utf-8")
 
 
 def recorded(path: Path) -> psutil.Process | None:
-    """The process that was recorded, if it is still alive."""
+    """Return the recorded process, if it is still alive."""
     try:
         process = psutil.Process(int(path.read_text(encoding="utf-8")))
         is_older = process.create_time() < path.stat().st_mtime + _CLOCKS_DIFFER_S
@@ -70,14 +70,14 @@ def recorded(path: Path) -> psutil.Process | None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it is there, and no other process that has its id now."""
+    """Whether the process is alive and its id has not been reused."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def with_descendants(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
-    """Those of them that are alive, and all that they have started."""
+    """Return the live ones of these processes, and all their descendants."""
     found = set()
     for process in filter(is_alive, processes):
         with suppress(psutil.NoSuchProcess):
@@ -86,7 +86,7 @@ def with_descendants(processes: Iterable[psutil.Process]) -> set[psutil.Process]
 
 
 def end(processes: Iterable[psutil.Process], *, patience_s: float = 15.0) -> None:
-    """Ask them to end; insist, also on what they have started, when the patience is over."""
+    """Terminate processes; after the grace period, kill them and their descendants."""
     asked = [*processes]
     family = with_descendants(asked)
     _send(asked, signal.SIGTERM)
@@ -100,7 +100,7 @@ def end(processes: Iterable[psutil.Process], *, patience_s: float = 15.0) -> Non
 
 
 class Programs:
-    """Programs that this process starts, each with a log of its own and at the head of a process group."""
+    """Programs that this process starts, each with its own log and process group."""
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self.logs = logs
@@ -108,7 +108,7 @@ class Programs:
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str]) -> int:
-        """Start one; returns its process id."""
+        """Start a program; return its process id."""
         with (self.logs / f"{name}.log").open("wb") as log:
             self._started[name] = subprocess.Popen(
                 command,
@@ -121,7 +121,7 @@ class Programs:
         return self._started[name].pid
 
     def check_alive(self, when: str = "in the middle of the run") -> None:
-        """Raise EngineError if one of them has ended."""
+        """Raise EngineError if a program has ended."""
         for name, process in self._started.items():
             if process.poll() is not None:
                 log = self.logs / f"{name}.log"
@@ -129,10 +129,10 @@ class Programs:
                 raise EngineError(f"the process {name} ended {when}: {' '.join(said[-3:])[-400:]} (all of it: {log})")
 
     def wait_until(self, condition: Callable[[], bool], *, timeout_s: float, complaint: str) -> None:
-        """Wait for what they do when they have started.
+        """Wait until the programs are ready.
 
         Raises:
-            EngineError: one of them ends, or it takes too long.
+            EngineError: a program ends, or it takes too long.
         """
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -142,7 +142,7 @@ class Programs:
             time.sleep(_POLL_S)
 
     def end(self) -> None:
-        """Ask each group to end, the last one first, then insist."""
+        """Terminate each process group, last started first; then kill what is left."""
         while self._started:
             _, process = self._started.popitem()
             for number in (signal.SIGTERM, signal.SIGKILL):
@@ -154,5 +154,5 @@ class Programs:
 
 def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
-        with suppress(psutil.NoSuchProcess):  # it has ended since
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             process.send_signal(number)

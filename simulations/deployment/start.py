@@ -1,7 +1,7 @@
-"""`fedsign deploy start`: become Flower's SuperLink or SuperNode, with what the folder says; `up` and `down`: all of it on one machine.
+"""`fedsign deploy start`, `up` and `down`: run Flower's SuperLink and SuperNodes as configured by their folders.
 
-The start scripts and systemd's units come through here, so that an expired certificate and a key that others can
-read are refused before anything listens, and in a sentence.
+The start scripts and systemd units call `start`, so that an expired certificate or a key that others can read is
+refused with one clear sentence before anything listens.
 """
 
 import datetime as dt
@@ -35,10 +35,10 @@ UNSAFE = (
 
 
 def start_server(federation: Federation, say: Say) -> NoReturn:
-    """Become the SuperLink.
+    """Replace this process by the SuperLink.
 
     Raises:
-        ConfigError: the certificate is over, or a key is readable for others.
+        ConfigError: the certificate has expired, or a key is readable for others.
     """
     _check_not_running(federation.server)
     check_trust(federation, say)
@@ -68,11 +68,11 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
 
 
 def start_site(kit: Kit, say: Say, *, host: str | None = None) -> NoReturn:
-    """Become the SuperNode; `host`: connect to this name of the server instead of the kit's.
+    """Replace this process by the SuperNode; `host`: connect to this name of the server instead of the bundle's.
 
     Raises:
         ConfigError: the key is missing or readable for others.
-        ServerError: the server is not the one that the CA vouches for.
+        ServerError: the server's certificate is not signed by the federation's CA.
     """
     _check_not_running(kit.folder)
     host = host or kit.facts["host"]
@@ -94,8 +94,8 @@ def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Say) ->
     """Start the SuperLink and the first sites' SuperNodes, and wait until they are online.
 
     Raises:
-        ConfigError: the federation has fewer sites, or one of the kits lies elsewhere.
-        EngineError: one of them ends or does not answer in time; all are ended.
+        ConfigError: the federation has fewer sites, or a bundle is stored elsewhere.
+        EngineError: a process ends or does not answer in time; all are ended.
     """
     sites = federation.active[:num_sites]
     if len(sites) < num_sites:
@@ -132,9 +132,9 @@ def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Say) ->
 
 
 def down(federation: Federation) -> list[int]:
-    """End the SuperLink and the SuperNodes that were started from this folder; returns their process ids."""
+    """Stop the SuperLink and the SuperNodes started from this folder; return their process ids."""
     ended = []
-    # sites first, so that there is somebody to whom they can say that they leave
+    # sites first, while there is a SuperLink that they can sign off from
     for folders in ([federation.kit(site.name) for site in federation.sites], [federation.server]):
         found = [process for folder in folders if (process := recorded(folder / "pid")) is not None]
         end(found)
@@ -145,7 +145,7 @@ def down(federation: Federation) -> list[int]:
 
 
 def check_trust(federation: Federation, say: Say) -> None:
-    """Refuse certificates that are over, warn of what ends soon and of a federation that has none."""
+    """Refuse expired certificates; warn about certificates that expire soon, and about an insecure federation."""
     if federation.insecure:
         say(UNSAFE)
         return
@@ -154,12 +154,12 @@ def check_trust(federation: Federation, say: Say) -> None:
 
 
 def _online(federation: Federation) -> set[tuple[int, str]]:
-    """The SuperNodes that are believed to be online, whoever they are, and when each came."""
+    """Return the SuperNodes that count as online, whichever they are, and when each connected."""
     return {(node.node_id, node.last_activated_at) for node in nodes_of(federation) if node.status == "online"}
 
 
 def _greet(kit: Kit, say: Say, host: str) -> None:
-    """Look at the server before Flower does; one that is not there yet is waited for by Flower."""
+    """Check the server before Flower connects. Flower itself waits for a server that is not up yet."""
     try:
         seen = look_at_server(host, kit.facts["port"], authority=kit.trusted)
     except AwayError as error:
@@ -171,7 +171,7 @@ def _greet(kit: Kit, say: Say, host: str) -> None:
 
 
 def _wait_to_be_let_in(kit: Kit, say: Say, host: str) -> None:
-    """Wait until the SuperLink has seen that the site's former SuperNode is gone, if that was killed."""
+    """Wait until the SuperLink notices that the site's former SuperNode was killed."""
     ends_at, is_told = time.monotonic() + HEARTBEAT_S + _SLACK_S, False
     while True:
         try:
@@ -203,7 +203,7 @@ def _check_not_running(folder: Path) -> None:
 
 
 def _become(folder: Path, home: Path, command: list[str]) -> NoReturn:
-    """Let a module take this process's place, which is recorded in the folder; `home`: Flower's."""
+    """Replace this process by a module, recorded in the folder; `home`: Flower's home."""
     record_this_process(folder / "pid")
     logs.keep(folder)
     os.execve(sys.executable, [sys.executable, "-P", "-m", *command], flower_environment(home))

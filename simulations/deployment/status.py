@@ -1,6 +1,6 @@
-"""`fedsign deploy status`: the SuperLink, the runs that it plays, and each site: whether it is there, and what has happened to it.
+"""`fedsign deploy status`: the SuperLink, its runs, and each site's state and recent events.
 
-Put together from federation.toml, what the SuperLink says of its nodes, and the records of the runs.
+Combines federation.toml, the SuperLink's view of its nodes, and the records of the runs.
 """
 
 import datetime as dt
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def status_of(federation: Federation) -> Row:
-    """`superlink`, `is_up`, `certificate`, and the rows of `runs` and `sites`."""
+    """Return `superlink`, `is_up`, `certificate`, and the rows of `runs` and `sites`."""
     process, runs = process_of(federation), [run for run in runs_of(federation) if not run.is_over]
     is_up = process is not None and answers(federation)
     nodes = {node.public_key: node for node in nodes_of(federation)} if is_up else {}
@@ -48,7 +48,7 @@ def status_of(federation: Federation) -> Row:
 
 
 def _run(run: PlayedRun, names: Mapping[int, str]) -> Row:
-    """How far a run is, and for whom it waits."""
+    """Describe a run's progress, and which sites it waits for."""
     waiting = [names.get(partition, str(partition)) for partition in run.waiting] if run.is_played else []
     phase = f"{run.what} for {max(time.time() - run.since, 0):.0f} s"
     if not run.is_played:
@@ -62,7 +62,7 @@ def _run(run: PlayedRun, names: Mapping[int, str]) -> Row:
 
 
 def _site(site: Site, node: NodeInfo | None, runs: Sequence[PlayedRun]) -> Row:
-    """One site; what has happened to it in the runs that are going on."""
+    """Describe a site, and its events in active runs."""
     events = [line for run in runs for line in run.run.records("members.jsonl") if line["site"] == site.name]
     failures = [
         line for run in runs for line in run.run.records("failures.jsonl") if f"site {site.name}: " in line["reason"]
@@ -92,7 +92,7 @@ def _state(site: Site, node: NodeInfo | None) -> str:
 
 
 def _seen_at(node: NodeInfo | None) -> str | None:
-    """When a node's last heartbeat came, or when it left or was found to be gone."""
+    """Return the time of a node's last heartbeat, or when it left or was found to be gone."""
     if node is None or not node.last_activated_at:
         return None
     if node.status == "online":

@@ -1,1 +1,1 @@
-"""Loss valleys, the line through two models, curvature: what a run, a checkpoint or a file of weights has learnt."""
+"""Loss valleys, linear interpolation and curvature of a run, a checkpoint or a file of weights."""

@@ -1,6 +1,6 @@
-"""`fedsign analyse valley`, `interpolate` and `curvature`: what they were asked for, and what they print.
+"""The `fedsign analyse valley`, `interpolate`, `curvature` and `trajectory` commands: options and printed results.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def valley(
     out: OutOption = None,
     json: NumbersOption = False,
 ) -> None:
-    """Draw loss and error around a model, along noises and special directions."""
+    """Draw loss and error around a model, along noise and special directions."""
     from simulations.landscape import valley as valleys
 
     found = valleys.valley(
@@ -104,7 +104,7 @@ def trajectory(
     out: OutOption = None,
     json: NumbersOption = False,
 ) -> None:
-    """Draw the path of a training over the plane of its two principal directions."""
+    """Draw a training trajectory over the plane of its two principal directions."""
     from simulations.landscape import trajectory as paths
 
     found = paths.trajectory(path, points=points, samples=samples, statistics=statistics)
@@ -124,7 +124,7 @@ def interpolate(
     out: OutOption = None,
     json: NumbersOption = False,
 ) -> None:
-    """Draw loss and error on the line through two models, and say what stands between them."""
+    """Draw loss and error on the line through two models, and report the barrier between them."""
     from simulations.landscape import interpolate as lines
 
     found = lines.interpolate(
@@ -150,7 +150,7 @@ def curvature(
     out: OutOption = None,
     json: NumbersOption = False,
 ) -> None:
-    """Measure the Hessian of the test loss: its trace, its extreme eigenvalues."""
+    """Measure the Hessian of the test loss: its trace and extreme eigenvalues."""
     from simulations.landscape import curvature as hessians
 
     found = hessians.curvature(
@@ -174,7 +174,7 @@ def finish(
     json: bool,
     has_section: bool = False,
 ) -> None:
-    """Write what an analysis of a path found and print it, as JSON or for people; with `has_section`, the run's page too."""
+    """Write and print an analysis of a path, as JSON or for people. With `has_section`, update the run's page too."""
     from simulations.landscape.subject import run_of
 
     run = run_of(path)
@@ -192,7 +192,7 @@ def finish(
 
 
 def shown(value: float | None, *, sign: str = "") -> str:
-    """A figure with three decimals; a dash where there is none."""
+    """Format a metric with three decimals; a dash if there is none."""
     return "-" if value is None or value != value else f"{value:{sign}.3f}"
 
 
@@ -241,7 +241,7 @@ def _draws(row: Any) -> str:
 
 
 def _print_centres(facts: Any) -> None:
-    """With BatchNorm the centre of a curve is not the model that was evaluated."""
+    """Explain why, with BatchNorm, the center of a curve is not the evaluated model."""
     own = facts.get("own_centre")
     if own is None:
         return
@@ -323,7 +323,7 @@ def _print_path(found: Any) -> None:
 
 
 def _own_ends(facts: Any) -> list[tuple[str, str]]:
-    """With BatchNorm the ends of the line are not the models that were evaluated."""
+    """Explain why, with BatchNorm, the ends of the line are not the evaluated models."""
     if "own_ends" not in facts:
         return []
     values = " and ".join(shown(end[facts["figure"]]) for end in facts["own_ends"])

@@ -1,4 +1,4 @@
-"""`fedsign.analyse.curvature`: the Hessian's trace and extreme eigenvalues, and how the gradient lies to the signs."""
+"""`fedsign.analyse.curvature`: trace and extreme eigenvalues of the Hessian, and the angle of gradient and signs."""
 
 from collections.abc import Sequence
 
@@ -19,19 +19,19 @@ def curvature(
     model: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Found:
-    """The Hessian of the mean loss on the test samples: its trace and its extreme eigenvalues.
+    """Compute trace and extreme eigenvalues of the Hessian of the mean test loss.
 
     Args:
         source: a run, or the path of a run, of one of its checkpoints, or of a file of weights.
-        draws: of Hutchinson's estimate of the trace.
-        eigenvalues: how many at each end.
-        samples: of the test set; without it, all.
-        seed: of the draws.
+        draws: number of draws of Hutchinson's trace estimator.
+        eigenvalues: number of eigenvalues at each end.
+        samples: number of test samples; all by default.
+        seed: seed of the draws.
         model: the model of a file of weights, such as "mlp".
-        overrides: the rest of its experiment, such as "data.name=mnist".
+        overrides: other settings of its experiment, such as "data.name=mnist".
 
     Raises:
-        FedSignError: what was asked for cannot be computed.
+        FedSignError: the request cannot be computed.
     """
     subject = subject_of(source, model=model, overrides=overrides)
     chosen = subject.test_samples(samples)

@@ -1,4 +1,4 @@
-"""`fedsign.analyse.interpolate`: the line through two models, its barrier, and the step between them by layer."""
+"""`fedsign.analyse.interpolate`: the line through two models, its barrier, and their distance by layer."""
 
 import logging
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ def interpolate(
     model: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Found:
-    """Loss and error from one model to another and beyond, on the first one's test samples.
+    """Compute loss and error from one model to another and beyond, on the first one's test samples.
 
     Args:
         first: a run, or the path of a run, of one of its checkpoints, or of a file of weights.
         second: another model of the same architecture.
-        points: from lambda = -1 to 2.
-        samples: of the test set; without it, all.
-        statistics: training samples that BatchNorm's statistics are recomputed on; 0 keeps the models' own.
+        points: number of points from lambda = -1 to 2.
+        samples: number of test samples; all by default.
+        statistics: number of training samples to recompute BatchNorm statistics on; 0 keeps the models' own.
         model: the model of a file of weights, such as "mlp".
-        overrides: the rest of its experiment, such as "data.name=mnist".
+        overrides: other settings of its experiment, such as "data.name=mnist".
 
     Raises:
-        FedSignError: they are not of one architecture.
+        FedSignError: the models differ in architecture.
     """
     start, end = subjects_of([first, second], model=model, overrides=overrides)
     _warn_of_other_data(start, end)
@@ -61,7 +61,7 @@ def interpolate(
 
 
 def _own_ends(first: Subject, second: Subject, landscape: Landscape, samples: int | None) -> dict[str, Any]:
-    """Both models with BatchNorm's own running statistics, where the line has them taken anew."""
+    """Evaluate both models with their own BatchNorm statistics, if the line recomputes these."""
     if not landscape.sizes["num_statistics"]:
         return {}
     task, chosen = first.workload.task, first.test_samples(samples)
@@ -69,7 +69,7 @@ def _own_ends(first: Subject, second: Subject, landscape: Landscape, samples: in
 
 
 def _warn_of_other_data(first: Subject, second: Subject) -> None:
-    """Test samples are held out by the seed: another run may have been trained on them."""
+    """Warn if seed or data differ: they determine the test samples, so the second model may have trained on them."""
     one, other = first.workload.config, second.workload.config
     if (one.seed, one.data) != (other.seed, other.data):
         _log.warning(

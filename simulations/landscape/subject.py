@@ -1,6 +1,6 @@
-"""What is looked at: a model with its weights, and the samples it is looked at on.
+"""The target of an analysis: a model with its weights, and the samples to evaluate it on.
 
-A run gives all of it; so does one of its checkpoints.  A plain state_dict needs the experiment that it belongs to:
+A run provides all of it, and so does one of its checkpoints. A plain state_dict needs the experiment it belongs to:
 `--model` and `--set`.
 """
 
@@ -29,22 +29,22 @@ from fedsign.storage.results import RunFolder, open_run
 from fedsign.workload import Workload
 
 if TYPE_CHECKING:
-    from simulations.api import Run  # which loads Flower
+    from simulations.api import Run  # imports Flower
 
 _CHANGEABLE = frozenset({"data", "engine"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model and where it came from; `run` is the run that it belongs to, if any.
+    """A model and its origin. `run` is the run it belongs to, if any.
 
     Raises:
-        ResultsError: it holds values that are not finite.
+        ResultsError: it has values that are not finite.
     """
 
     source: Path
     workload: Workload
-    tensors: Tensors  # as they travel
+    tensors: Tensors  # as sent
     run: RunFolder | None
 
     def __post_init__(self) -> None:
@@ -57,35 +57,35 @@ class Subject:
 
     @cached_property
     def model(self) -> nn.Module:
-        """With its weights, in evaluation mode."""
+        """Return the model with its weights, in evaluation mode."""
         model = self.workload.make_model()
         model.load_state_dict(dict(packing_of(model).whole(self.tensors)))
         return model.eval()
 
     @cached_property
     def initial(self) -> nn.Module | None:
-        """The model that training began with; of a run alone is that known."""
+        """Return the initial model, which is known of a run only."""
         return None if self.run is None else self.workload.make_model()
 
     def initial_vector(self, layout: Layout) -> Tensor | None:
-        """The parameters that training began with [D], on the CPU."""
+        """Return the initial parameters [D], on the CPU."""
         if self.initial is None:
             return None
         return layout.vector(dict(self.initial.named_parameters())).cpu()
 
     @property
     def name(self) -> str:
-        """For titles."""
+        """The name for titles."""
         return self.source.stem if self.run is None else self.workload.config.name
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a finding says of it."""
+        """Return the facts that a result records about the model."""
         config = self.workload.config
         return {"source": str(self.source), "model": config.model.name, "data": config.data.name}
 
     def vector_in(self, layout: Layout) -> Tensor:
-        """The parameters [D] in the order of another model's.
+        """Return the parameters [D] in the order of another model's layout.
 
         Raises:
             ConfigError: it has other parameters.
@@ -96,19 +96,22 @@ class Subject:
             raise ConfigError(f"{self.source} and the first model are not of one architecture: {error}") from error
 
     def landscape(self, samples: int | None, statistics: int) -> Landscape:
-        """On so many test samples (None: all), BatchNorm recalibrated on so many training samples (0: not at all)."""
+        """Return the landscape on `samples` test samples (None: all).
+
+        BatchNorm is recalibrated on `statistics` training samples (0: not at all).
+        """
         others = self._some(self.workload.dataset.train, statistics, draw=1).features if statistics else None
         return Landscape(self.model, self.workload.task, self.test_samples(samples), statistics=others)
 
     def centres(self, landscape: Landscape, samples: int | None) -> dict[str, dict[str, float]]:
-        """Loss and error at the landscape's `centre`; with BatchNorm also of the evaluated model, `own_centre`."""
+        """Return loss and error at the landscape's `centre`, and with BatchNorm also of the evaluated model."""
         found = {"centre": landscape}
         if landscape.sizes["num_statistics"]:
             found["own_centre"] = self.landscape(samples, statistics=0)
         return {name: at_centre(each) for name, each in found.items()}
 
     def test_samples(self, count: int | None) -> Samples:
-        """The server's test samples, or that many of them, drawn by the experiment's seed."""
+        """Return the server's test samples, or `count` of them drawn by the experiment's seed."""
         return self._some(self.workload.dataset.test, count, draw=0)
 
     def _some(self, samples: AnySamples, count: int | None, *, draw: int) -> Samples:
@@ -128,7 +131,7 @@ class Subject:
 
 
 def at_centre(landscape: Landscape) -> dict[str, float]:
-    """Loss and error there."""
+    """Return loss and error at the landscape's center."""
     return {name: float(of[0]) for name, of in landscape.at(landscape.centre.unsqueeze(0)).arrays().items()}
 
 
@@ -137,7 +140,7 @@ Source = Union[Subject, "Run", Path, str]
 
 
 def path_of(source: "Run | Path | str") -> Path:
-    """Where it lies.
+    """Return a source's path.
 
     Raises:
         ConfigError: it is neither a run nor a path.
@@ -149,7 +152,7 @@ def path_of(source: "Run | Path | str") -> Path:
 
 
 def run_of(path: Path) -> RunFolder | None:
-    """The run of a run's folder or of a checkpoint in it; None of a file.
+    """Open the run at a run's folder or around a checkpoint; None for a file.
 
     Raises:
         ResultsError: there is no run.
@@ -160,7 +163,7 @@ def run_of(path: Path) -> RunFolder | None:
 
 
 def subjects_of(sources: Sequence[Source], *, model: str | None, overrides: Sequence[str]) -> list[Subject]:
-    """What several sources are of.  Runs know their model: beside files of weights, `model` is for the files."""
+    """Load several sources. Runs know their model, so with both, `model` applies to the files of weights."""
     are_files = [not isinstance(source, Subject) and path_of(source).is_file() for source in sources]
     return [
         subject_of(source, model=model if is_file or not any(are_files) else None, overrides=overrides)
@@ -169,16 +172,17 @@ def subjects_of(sources: Sequence[Source], *, model: str | None, overrides: Sequ
 
 
 def subject_of(source: Source, *, model: str | None = None, overrides: Sequence[str] = ()) -> Subject:
-    """What a source is of.
+    """Load a source.
 
     Args:
         source: a run, or the path of a run, of one of its checkpoints, or of a file of weights.
-        model: the name of the model, for a file of weights alone; `overrides` ("KEY=VALUE") say the rest of its
-            experiment.
-        overrides: changes of a run's experiment that leave its model as it is, such as another data set.
+        model: the model's name, for a file of weights only.
+        overrides: for a file of weights, "KEY=VALUE" settings of its experiment; for a run, changes that keep its
+            model,
+            such as another data set.
 
     Raises:
-        FedSignError: there is nothing of the kind, or it does not fit.
+        FedSignError: there is no such source, or it does not fit.
     """
     if isinstance(source, Subject):
         return source
@@ -212,7 +216,7 @@ def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Subject
 
 
 def _last_model(run: RunFolder) -> Tensors:
-    """The final model, or the newest checkpoint's of a run that has not ended."""
+    """Load the final model, or the newest checkpoint's if the run has not ended."""
     final = run.path / "model.safetensors"
     if final.is_file():
         return read_tensors(final)

@@ -1,4 +1,4 @@
-"""`fedsign.analyse.trajectory`: the path of a run's checkpoints over the landscape of its last model."""
+"""`fedsign.analyse.trajectory`: a run's checkpoints as a path over the loss landscape around its last model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,22 +20,22 @@ from simulations.landscape.subject import Subject, path_of, subject_of
 if TYPE_CHECKING:
     from simulations.api import Run
 
-_FEWEST = 4  # checkpoints: of three any plane explains everything
+_FEWEST = 4  # checkpoints: any three lie in a plane
 
 
 def trajectory(
     run: "Run | Path | str", *, points: int = 41, samples: int | None = None, statistics: int = 500
 ) -> Found:
-    """Loss and error over the plane of the two principal directions of a training's path, and the path in it.
+    """Compute loss and error over the plane of a trajectory's two principal directions, and the path in this plane.
 
     Args:
-        run: a run that has kept its checkpoints, or its path.
-        points: of each side of the plane.
-        samples: of the test set; without it, all.
-        statistics: training samples that BatchNorm's statistics are recomputed on; 0 keeps the models' own.
+        run: a run that kept its checkpoints, or its path.
+        points: number of points per side of the plane.
+        samples: number of test samples; all by default.
+        statistics: number of training samples to recompute BatchNorm statistics on; 0 keeps the models' own.
 
     Raises:
-        FedSignError: it is no run, or one that has not kept its checkpoints.
+        FedSignError: it is not a run, or it did not keep its checkpoints.
     """
     path = path_of(run)
     if points < 3:
@@ -68,7 +68,7 @@ def trajectory(
 
 
 def _path(run: RunFolder, subject: Subject, landscape: Landscape) -> tuple[list[int], Tensor]:
-    """Rounds and the models evaluated after them, [n, D]; from round 0 on, unless the first checkpoints are gone."""
+    """Return rounds and the evaluated models after them [n, D], from round 0 unless the first checkpoints are gone."""
     rounds = checkpoints.rounds_on_disk(run.checkpoints)
     if len(rounds) < _FEWEST:
         raise ResultsError(

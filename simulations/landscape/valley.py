@@ -1,4 +1,4 @@
-"""`fedsign.analyse.valley`: curves along noises and special directions, or a surface, with their numbers."""
+"""`fedsign.analyse.valley`: loss and error along noise and special directions, as curves or as a surface."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,16 +30,16 @@ from fedsign.report.analysis import Found, Row
 from simulations.landscape.subject import Source, Subject, subject_of
 
 _IN_FACTS = ("directions", "draws", "scales", "scaling", "signs", "group", "seed")
-Ray = tuple[Row, Tensor]  # direction, label and draw, which counts those of a noise; and the direction, scaled
+Ray = tuple[Row, Tensor]  # (direction, label, draw number among those of a noise), and the scaled direction
 _AVERAGED = ("centre", "mean_positive", "mean_negative", "width_positive", "width_negative")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """What to draw.
+    """The requested curves or surface.
 
     Raises:
-        ConfigError: it cannot be drawn, whatever the model.
+        ConfigError: they cannot be drawn for any model.
     """
 
     directions: Sequence[str]
@@ -75,7 +75,7 @@ class _Asked:
 
     @property
     def lambdas(self) -> Array:
-        """Of a curve, or of each side of a surface."""
+        """Return the points of a curve, or of each side of a surface."""
         return lambdas_of(self.points or 41)
 
 
@@ -96,27 +96,29 @@ def valley(
     model: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Found:
-    """Loss and error around a model: along curves, or over the plane of the first two directions at the largest scale.
+    """Compute loss and error around a model, along curves or over a plane.
+
+    The plane is spanned by the first two directions at the largest scale.
 
     Args:
         source: a run, or the path of a run, of one of its checkpoints, or of a file of weights.
-        directions: noises (gaussian, uniform, ternary, gaussian_1, uniform_01, binary, ones) and special directions
+        directions: noise (gaussian, uniform, ternary, gaussian_1, uniform_01, binary, ones) and special directions
             (initial, final, sign, sign_centred, sgp, sgp_centred).
-        draws: of each noise; a symmetric one is taken both ways.
-        scales: how far lambda = 1 is.
-        scaling: "norm": as long as the model; "filter": so filter by filter; "raw".
-        signs: give this fraction of the noise's elements the model's signs.
-        group: move these parameters alone: CLF, FEAT, LAYER1, CONV, BN, or a pattern such as "layer1.*".
-        points: of a curve, or of each side of a surface; without it, 41.
-        surface: a plane instead of curves.
-        samples: of the test set; without it, all.
-        statistics: training samples that BatchNorm's statistics are recomputed on; 0 keeps the model's own.
-        seed: of the noise.
+        draws: number of draws of each noise. A symmetric one is evaluated in both directions.
+        scales: distance of lambda = 1.
+        scaling: "norm": as long as the model; "filter": the same, filter by filter; "raw".
+        signs: fraction of the noise's elements that get the model's signs.
+        group: perturb only these parameters: CLF, FEAT, LAYER1, CONV, BN, or a pattern such as "layer1.*".
+        points: number of points of a curve, or of each side of a surface; 41 by default.
+        surface: compute a plane instead of curves.
+        samples: number of test samples; all by default.
+        statistics: number of training samples to recompute BatchNorm statistics on; 0 keeps the model's own.
+        seed: seed of the noise.
         model: the model of a file of weights, such as "mlp".
-        overrides: the rest of its experiment, such as "data.name=mnist".
+        overrides: other settings of its experiment, such as "data.name=mnist".
 
     Raises:
-        FedSignError: the model does not have what was asked for, or one direction was given for a surface.
+        FedSignError: the model lacks what was requested, or a surface got only one direction.
     """
     asked = _Asked(
         directions=(directions,) if isinstance(directions, str) else directions,
@@ -208,13 +210,14 @@ def _label(name: str, signs: float | None) -> str:
 
 
 def _summary(rows: Sequence[Row], figure: str, values: Array, asked: _Asked) -> list[Row]:
-    """For each direction and scale: means over its draws, and the asymmetry with its interval.
+    """Summarize each direction and scale: means over draws, and the asymmetry with its confidence interval.
 
-    Of pairs the asymmetry is 0 by symmetry, which is no estimate; `asymmetry_of_one` is what it is for one direction,
-    in size.
+    A noise drawn in both directions has asymmetry 0 by symmetry, which estimates nothing. `asymmetry_of_one` is the
+    mean
+    absolute asymmetry of a single direction.
     """
     drawn: dict[tuple[str, int], list[int]] = {}
-    for number, row in enumerate(rows):  # those of one direction have one scale after the other
+    for number, row in enumerate(rows):  # grouped by direction, then by scale
         drawn.setdefault((row["direction"], number % len(asked.scales)), []).append(number)
     found: list[Row] = []
     for (_, column), numbers in drawn.items():
@@ -240,6 +243,6 @@ def _summary(rows: Sequence[Row], figure: str, values: Array, asked: _Asked) -> 
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None if one of them is: a mean of the others would say too little."""
+    """Return the mean; None if any value is, since the mean of the others would mislead."""
     numbers = [value for value in values if value is not None]
     return float(np.mean(numbers)) if len(numbers) == len(values) else None

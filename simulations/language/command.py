@@ -1,4 +1,4 @@
-"""`fedsign export`: what it was asked for, and what it prints."""
+"""The `fedsign export` command: options and printed results."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ def export(
     out: Annotated[Path, typer.Option(help="The folder to write, which must not be there yet.")],
     json: JsonOption = False,
 ) -> None:
-    """Write a run's language model as a folder that `transformers` loads; adapters are merged."""
+    """Write a run's language model as a folder for `transformers`, with adapters merged."""
     from simulations.language.export import export as write
 
     facts = write(path, out)

@@ -1,6 +1,6 @@
-"""A run's language model as a folder that `transformers` loads: config.json, *.safetensors, and the tokenizer's files.
+"""Export a run's language model as a folder for `transformers`: config.json, *.safetensors, tokenizer files.
 
-Adapters are merged into the matrices that they lie beside, multipliers of a parameterisation put into the weights.
+Adapters are merged into their base matrices; multipliers of a parameterization are folded into the weights.
 """
 
 import shutil
@@ -18,11 +18,11 @@ _OF_TOKENIZERS = ("tokenizer*", "*tokens*.json", "chat_template.jinja", "vocab.*
 
 
 def export(run: Path, out: Path) -> dict[str, Any]:
-    """Write the evaluated model of a run's newest checkpoint into a new folder; what was written, as facts.
+    """Write the evaluated model of a run's newest checkpoint into a new folder; return facts about it.
 
     Raises:
         ResultsError: there is no such run, or it has no checkpoint yet.
-        ConfigError: the folder is there already, or the model is none that `transformers` knows.
+        ConfigError: the folder exists already, or `transformers` has no such architecture.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} is there already; name a folder that is not, or an empty one.")
@@ -51,9 +51,10 @@ def _end_id(config: ExperimentConfig) -> int:
 
 
 def _copy_tokenizer(config: ExperimentConfig, out: Path) -> list[str]:
-    """Copy the files of the tokenizer that the run was trained with; their names.
+    """Copy the run's tokenizer files; return their names.
 
-    The one beside the model that the run began with may be another, whose numbers are other tokens.
+    They come from the run's data settings. The tokenizer beside the initial model may be another one, with other token
+    ids.
     """
     given = config.data.settings.get("tokenizer")
     if not given:

@@ -1,1 +1,1 @@
-"""The memory that a training step takes: `fedsign estimate memory`."""
+"""Memory of a training step: `fedsign estimate memory`."""

@@ -1,6 +1,6 @@
-"""`fedsign estimate memory`: what it was asked for, and what it prints.
+"""The `fedsign estimate memory` command: options and printed results.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
 from dataclasses import replace
@@ -93,7 +93,7 @@ def memory(
     ] = None,
     json: NumbersOption = False,
 ) -> None:
-    """Estimate a training step's memory from shapes alone: weights, gradients, optimizer, activations, under each method."""
+    """Estimate a training step's memory from shapes alone, by method: weights, gradients, optimizer, activations."""
     import torch
 
     from fedsign.config import load
@@ -165,7 +165,7 @@ def memory(
 
 
 def _print_rows(rows: list[Any], heading: str, how: str, card: str | None) -> None:
-    """The table, and what it leaves out."""
+    """Print the table, and what the estimate leaves out."""
     console = Console(soft_wrap=True, highlight=False)
     console.print(heading)
     print_wide(_table(rows, card))

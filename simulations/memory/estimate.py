@@ -1,4 +1,4 @@
-"""`fedsign estimate memory`: from the command's options to a work, and from estimates to a picture."""
+"""`fedsign estimate memory`: from command options to a workload, and from estimates to a figure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ _NAMES = {"optimizer": "optimizer"}
 
 
 def chart_of(rows: Sequence[Estimate], title: str, card_bytes: int | None) -> Chart:
-    """Stacked bars of what is there at each method's peak; of several devices, on the fullest one."""
+    """Plot stacked bars of the memory at each method's peak; with several devices, on the fullest one."""
     peaks = [row.largest for row in rows]
     largest = max([peak.total_bytes for peak in peaks] + [card_bytes or 0])
     unit = byte_count(largest).split(NARROW_SPACE)[1]
@@ -54,7 +54,7 @@ def chart_of(rows: Sequence[Estimate], title: str, card_bytes: int | None) -> Ch
 
 
 def possible_methods(work: Work) -> list[str]:
-    """The usual ones, without those that need blocks where the model has none, or matrices in them where these have none."""
+    """Return the usual methods, without those that need blocks, or matrices in blocks, that the model lacks."""
     with torch.device("meta"):
         model = work.make()
     blocks = blocks_of(model)
@@ -66,10 +66,10 @@ def possible_methods(work: Work) -> list[str]:
 
 
 def of_named(model: str, *, batch: int | None, tokens: int | None, checkpoint: bool) -> Work:
-    """A model by name.
+    """Return the workload of a model by name.
 
     Raises:
-        ConfigError: there is no such model, or its rows are shorter.
+        ConfigError: there is no such model, or its maximum length is shorter.
     """
     subject, tokens, batch = subject_of(model), tokens or DEFAULT_TOKENS, batch or 1
     if subject.longest is not None and tokens > subject.longest:
@@ -85,10 +85,10 @@ def of_named(model: str, *, batch: int | None, tokens: int | None, checkpoint: b
 
 
 def of_experiment(config: ExperimentConfig, *, batch: int | None, tokens: int | None, checkpoint: bool) -> Work:
-    """The model of a configuration, on a batch of its own data's shape and type.
+    """Return the workload of a configured model, on a batch with the shape and type of its data.
 
     Raises:
-        ConfigError: its memory is not that of a plain model, or an option is for a model by name.
+        ConfigError: its memory is not that of a plain model, or an option applies only to named models.
     """
     if config.get("parameterisation.density", 1.0) != 1 or config.get("parameterisation.densities", None):
         raise ConfigError(
@@ -132,7 +132,7 @@ def of_experiment(config: ExperimentConfig, *, batch: int | None, tokens: int | 
 
 
 def chosen(option: str, name: str, expected: Any) -> Any:
-    """What an option names.
+    """Return the entry that an option names.
 
     Raises:
         ConfigError: there is none of that name.
@@ -143,5 +143,9 @@ def chosen(option: str, name: str, expected: Any) -> Any:
 
 
 def dtype_of(option: str, name: str) -> torch.dtype:
-    """The type that an option names; raises ConfigError as above."""
+    """Return the dtype that an option names.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
     return _DTYPES[chosen(option, name, _DTYPES)]

@@ -1,1 +1,1 @@
-"""Recipes: a claim, a figure or a table as one named function with a computed verdict."""
+"""Recipes: each checks a claim, a figure or a table of a paper, and computes a verdict."""

@@ -1,12 +1,12 @@
-"""What a recipe is: a claim, figures to measure, thresholds fixed beforehand, and a computed verdict.
+"""What a recipe is: a claim, metrics to measure, thresholds fixed in advance, and a computed verdict.
 
-A claim is the whole sentence of its source, cut into parts that can fail by themselves.  It `holds` if every part does,
-`holds in part` if some do, and `does not hold` if none does.  It is `not decidable here` if the figures cannot be
-measured on this machine, or if one of the conditions is not met under which they say anything.
+A claim is the complete sentence of its source, split into parts that can fail separately. It `holds` if every part
+does, `holds in part` if some do, and `does not hold` if none does. It is `not decidable here` if the metrics cannot be
+measured on this machine, or if a precondition for interpreting them fails.
 
-A recipe records the verdict that its last full measurement gave, and fails if it gives another one.  Where nobody has
-measured there is nothing to expect.  `null` says what the figures are where the claim is false in every part, as when
-methods do alike or signs do not matter: a test judges it, so that no threshold is met by whatever is measured.
+A recipe records the verdict of its last full measurement, and fails if it arrives at another one. If it was never
+measured, no verdict is expected. `null` has the metrics of a world where every part of the claim is false, such as
+equal methods or irrelevant signs. A test checks that they fail the thresholds, so that no threshold is vacuous.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,14 @@ Figures = Mapping[str, float]
 
 
 Shown = tuple[Figures, Path]
-"""Figures with a page or a picture of them."""
+"""Metrics, and a page or a figure of them."""
 
 Measure = Callable[..., Figures | Shown]
-"""Takes `quick`; that of a recipe with a choice of data and model also `where`."""
+"""Takes `quick`; for a recipe with a choice of data and model also `where`."""
 
 
 class Verdict(StrEnum):
-    """The verdict on a claim; a quick check only says whether something is broken."""
+    """The verdict on a claim. A quick check only detects that something is broken."""
 
     HOLDS = "holds"
     IN_PART = "holds in part"
@@ -42,12 +42,12 @@ class Verdict(StrEnum):
 
 
 class NotDecidableHere(Exception):
-    """Raised by a recipe that lacks something on this machine; says what."""
+    """Raised by a recipe when this machine lacks something, which the message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """One condition on one figure: from `low` to `high`, as `condition` says it; `strict` leaves out the ends."""
+    """A condition on one metric: from `low` to `high`, worded by `condition`; `strict` excludes the ends."""
 
     figure: str
     condition: str
@@ -56,51 +56,51 @@ class Threshold:
     strict: bool = False
 
     def is_met(self, figures: Figures) -> bool:
-        """Whether the figure satisfies the condition; NaN, or a figure that is missing, never does."""
+        """Whether the metric satisfies the condition; NaN and missing metrics never do."""
         value = figures.get(self.figure, float("nan"))
         return self.low < value < self.high if self.strict else self.low <= value <= self.high
 
 
 def at_least(value: float, *figures: str) -> list[Threshold]:
-    """figure >= value, for each of some figures."""
+    """metric >= value, for each of some metrics."""
     return [Threshold(figure, f"at least {value:g}", low=value) for figure in figures]
 
 
 def at_most(value: float, *figures: str) -> list[Threshold]:
-    """figure <= value."""
+    """metric <= value."""
     return [Threshold(figure, f"at most {value:g}", high=value) for figure in figures]
 
 
 def above(value: float, *figures: str) -> list[Threshold]:
-    """figure > value: a difference above 0 is not met by two that are equal."""
+    """metric > value: unlike `at_least(0)`, a difference above 0 rejects equal methods."""
     return [Threshold(figure, f"above {value:g}", low=value, strict=True) for figure in figures]
 
 
 def below(value: float, *figures: str) -> list[Threshold]:
-    """figure < value."""
+    """metric < value."""
     return [Threshold(figure, f"below {value:g}", high=value, strict=True) for figure in figures]
 
 
 def within(value: float, tolerance: float, *figures: str) -> list[Threshold]:
-    """|figure - value| <= tolerance."""
+    """|metric - value| <= tolerance."""
     low, high = value - tolerance, value + tolerance
     return [Threshold(figure, f"{value:g} ± {tolerance:g}", low, high) for figure in figures]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One sentence of a claim, and the thresholds that decide it."""
+    """One statement of a claim, with the thresholds that decide it."""
 
     says: str
     thresholds: Sequence[Threshold]
 
     def holds(self, figures: Figures) -> bool:
-        """Whether all of its thresholds are met."""
+        """Whether all thresholds are met."""
         return all(threshold.is_met(figures) for threshold in self.thresholds)
 
 
 def part(says: str, *thresholds: Sequence[Threshold]) -> Part:
-    """A part of a claim."""
+    """Make a part of a claim."""
     return Part(says, tuple(chain(*thresholds)))
 
 
@@ -109,18 +109,19 @@ class Recipe:
     """A claim and how to check it.
 
     Args:
-        source: who claims it, and where: "FedSign, Figure 4"; empty for a claim of this program.
-        given: what has to be so for the figures to say anything, such as that every run ended.
-        quick_thresholds: of a check with fewer seeds that finds something broken; without them, all of the claim's.
-        null: figures where the claim is false in every part.
-        expected: the verdict of the last full measurement; None where there was none.
-        data: the sets it was made for, the default first, with the verdict expected on each; empty if it was made for
-            `home` alone.
-        home: the set that `expected` is of, for a recipe that can be played on others as well.
-        plays: what it plays, for one that can be played on any data; None for one that cannot.
-        takes_model: whether another model may be asked for, where other data may.
-        takes_other_data: whether `data` are examples; otherwise the figures are published on them, and say nothing elsewhere.
-        where: on which data and with which model it is to be played.
+        source: who makes the claim, and where: "FedSign, Figure 4"; empty for a claim of this project.
+        given: preconditions for interpreting the metrics, such as that every run finished.
+        quick_thresholds: thresholds of a check with fewer seeds, which detects defects; by default the claim's own.
+        null: metrics of a world where every part of the claim is false.
+        expected: the verdict of the last full measurement; None if there was none.
+        data: the data sets the recipe was made for, the default first, with the expected verdict on each; empty if it
+            was
+            made for `home` only.
+        home: the data set of `expected`, for a recipe that can be played on others.
+        plays: what the recipe plays, if it can be played on any data; otherwise None.
+        takes_model: whether the model can be chosen, where the data can.
+        takes_other_data: whether `data` are examples. If not, published numbers on them make other data meaningless.
+        where: the chosen data and model.
     """
 
     name: str
@@ -141,7 +142,7 @@ class Recipe:
 
     @property
     def thresholds(self) -> list[Threshold]:
-        """Those of all parts."""
+        """The thresholds of all parts."""
         return [threshold for each in self.parts for threshold in each.thresholds]
 
     def check(self, *, quick: bool = False) -> "Finding":
@@ -158,23 +159,23 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The figures that a recipe measured, judged by its thresholds; or the `reason` why it could not measure them."""
+    """A recipe's metrics, judged by its thresholds, or the `reason` why they could not be measured."""
 
     recipe: Recipe
     quick: bool
     figures: Figures = field(default_factory=dict)
-    page: Path | None = None  # or a picture; of the figures
+    page: Path | None = None  # or a figure
     reason: str = ""
 
     @property
     def thresholds(self) -> Sequence[Threshold]:
-        """Those that judge: what has to be given, and the claim's or the quick check's own."""
+        """The thresholds that count: the preconditions, and those of the claim or of the quick check."""
         own = self.recipe.quick_thresholds if self.quick else ()
         return [*self.recipe.given, *(own or self.recipe.thresholds)]
 
     @property
     def verdict(self) -> Verdict:
-        """By the thresholds."""
+        """The verdict according to the thresholds."""
         if self.reason:
             return Verdict.NOT_DECIDABLE
         if self.quick:
@@ -189,7 +190,7 @@ class Finding:
 
     @property
     def expected(self) -> Verdict | None:
-        """What was measured before; of a quick check, that it passes."""
+        """The recorded verdict; for a quick check, that it passes."""
         return Verdict.PASSED if self.quick else self.recipe.expected
 
     @property
@@ -200,7 +201,7 @@ class Finding:
         return self.verdict is self.expected
 
     def rows(self) -> list[dict[str, str]]:
-        """A table: one row for every threshold of a figure."""
+        """A table with a row per threshold."""
         rows = []
         for name, measured in self.figures.items():
             conditions = [each for each in self.thresholds if each.figure == name]
@@ -210,7 +211,7 @@ class Finding:
         return rows
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """Return everything for programs."""
         judged = [] if self.quick or self.reason else self.recipe.parts
         return {
             "name": self.recipe.name,
@@ -234,7 +235,7 @@ class Finding:
 def recipe(
     claim: str, *parts: Part, quick: Sequence[Sequence[Threshold]] = (), **options: Any
 ) -> Callable[..., Recipe]:
-    """Make a function that measures a recipe, called like the function: `valley_bn_init` is `valley-bn-init`."""
+    """Make a function that measures a recipe; `valley_bn_init` is called `valley-bn-init`."""
 
     def made(measure: Measure) -> Recipe:
         return Recipe(

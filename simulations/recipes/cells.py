@@ -1,6 +1,6 @@
-"""Many runs or trainings side by side, one process per core, each under a key of its own; and what is read off them.
+"""Runs and trainings in parallel, one process per core, each with a key, and statistics of their results.
 
-A key is (name, seed) or (name, setting): means are over the seeds of a name, the best setting is that of a name.
+A key is (name, seed) or (name, setting). Means are over the seeds of a name; the best setting is chosen per name.
 """
 
 import os
@@ -30,14 +30,14 @@ ONE_CLIENT: Mapping[str, Any] = {
     "partition": {"name": "iid", "num_clients": 1},
     "server": {"cohort_size": 1},
 }
-"""A training in one place: one client with all data."""
+"""Centralized training: one client with all data."""
 
 ONE_READER: Mapping[str, Any] = {**ONE_CLIENT, "task": "language", "metrics": ["perplexity"]}
-"""The same of a language model."""
+"""The same for a language model."""
 
 
 def all_rounds(cells: Mapping[Key, Mapping[str, Any]]) -> dict[Key, list[Line]]:
-    """The lines of rounds.jsonl of each experiment's run, whose folder is thrown away."""
+    """Return the records of rounds.jsonl for each experiment's run; the run folders are temporary."""
     return on_all_cores({key: partial(_rounds, cell) for key, cell in cells.items()})
 
 
@@ -47,13 +47,13 @@ def _rounds(cell: Mapping[str, Any]) -> list[Line]:
 
 
 def final_values(runs: Mapping[Key, list[Line]], metric: str, *, last: int = 5) -> dict[Key, float]:
-    """The mean of a metric over the last rounds of each run; NaN for one that diverged."""
+    """Return the mean of a metric over the last rounds of each run; NaN if it diverged."""
     found = {key: final_value(lines, metric, last=last) for key, lines in runs.items()}
     return {key: nan if value is None else value for key, value in found.items()}
 
 
 def on_all_cores(jobs: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
-    """The result of each job, in processes with one thread; they begin in the order given."""
+    """Run each job in a single-threaded process, started in the given order; return the results."""
     with ProcessPoolExecutor(
         os.cpu_count(), mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
@@ -62,7 +62,7 @@ def on_all_cores(jobs: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
 
 
 def best_settings(losses: Mapping[tuple[Key, float], float]) -> dict[Key, float]:
-    """The setting with the lowest loss of each name, the lower of two equals; one that diverged is never it."""
+    """Return the setting with the lowest loss per name; ties go to the lower setting, diverged ones never win."""
     best: dict[Key, tuple[float, float]] = {}
     for (name, setting), loss in losses.items():
         found = (loss if isfinite(loss) else inf, setting)
@@ -71,7 +71,7 @@ def best_settings(losses: Mapping[tuple[Key, float], float]) -> dict[Key, float]
 
 
 def by_name(values: Mapping[tuple[str, int], Result]) -> dict[str, list[Result]]:
-    """The values of all seeds of each name."""
+    """Group values by name, over all seeds."""
     found = defaultdict[str, list[Result]](list)
     for (name, _), value in values.items():
         found[name].append(value)
@@ -79,27 +79,27 @@ def by_name(values: Mapping[tuple[str, int], Result]) -> dict[str, list[Result]]
 
 
 def mean_interval(values: Sequence[float]) -> dict[str, float]:
-    """A mean with its 95 % interval, named as a paired difference's: that to 0."""
+    """Return a mean with its 95 % interval, named like a paired difference to 0."""
     return paired_difference(values, [0.0] * len(values))
 
 
 def averages(values: Mapping[Key, Sequence[float]]) -> dict[Key, float]:
-    """The mean of each."""
+    """Return the mean of each group."""
     return {name: fmean(found) for name, found in values.items()}
 
 
 def means(values: Mapping[tuple[str, int], float]) -> dict[str, float]:
-    """Of each name, over seeds."""
+    """Return the mean over seeds of each name."""
     return averages(by_name(values))
 
 
 def mean_ratio(first: Sequence[float], second: Sequence[float]) -> float:
-    """The mean of first / second over pairs."""
+    """Return the mean of first / second over pairs."""
     return fmean(mine / its for mine, its in zip(first, second, strict=True))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """Mean of first - second over pairs, with its 95 % interval and the share of wins; NaN if one of them diverged."""
+    """Return the mean of first - second over pairs, its 95 % interval and the share of wins; NaN if one diverged."""
     interval = interval_of(dict(enumerate(first)), dict(enumerate(second)), higher_is_better=True)
     if interval is None or interval.num_pairs < len(first):
         return dict.fromkeys(("difference", "difference_low", "difference_high", "wins"), nan)

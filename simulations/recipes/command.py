@@ -1,4 +1,4 @@
-"""`fedsign reproduce`: what it was asked for, and what it prints."""
+"""The `fedsign reproduce` command: options and printed results."""
 
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and rounds: a check, not a proof.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check a claim: run it, compute the figures, compare with thresholds fixed beforehand."""
+    """Check a claim: run its experiments, compute metrics, and compare these with thresholds fixed in advance."""
     from simulations.recipes import table as recipes
     from simulations.recipes.where import AT_HOME, cost
 
@@ -56,7 +56,7 @@ def reproduce(
 
 
 def print_finding(finding: Any) -> None:
-    """A recipe's claim, figures and verdict, and of a claim that holds in part, which part does."""
+    """Print a recipe's claim, metrics and verdict; if the claim holds in part, also which parts do."""
     console, recipe = Console(soft_wrap=True, highlight=False), finding.recipe
     console.print(f"[bold]{recipe.name}[/]: {escaped(recipe.claim)}")
     if finding.figures:

@@ -1,6 +1,6 @@
-"""The recipes: every `Recipe` that a module of this package defines.
+"""The table of recipes: every `Recipe` defined by a module of this package.
 
-A new recipe is a function in the module of its subject, under `@recipe`.
+To add one, write a function decorated with `@recipe` in the module of its topic.
 """
 
 import importlib
@@ -17,17 +17,17 @@ from simulations.recipes.where import where_of
 
 @cache
 def all_recipes() -> dict[str, Recipe]:
-    """By name."""
+    """Return all recipes by name."""
     modules = [each.name for each in pkgutil.walk_packages(recipes.__path__, f"{recipes.__name__}.") if not each.ispkg]
     things = [thing for name in modules for thing in vars(importlib.import_module(name)).values()]
     return {thing.name: thing for thing in things if isinstance(thing, Recipe)}
 
 
 def get(name: str, *, data: str = "", root: str = "", model: str = "") -> Recipe:
-    """A recipe by its name, on other data or with another model if asked for; then there may be no verdict to expect.
+    """Return a recipe by name, with other data or another model if given; then no verdict may be expected.
 
     Raises:
-        ConfigError: there is none of that name, no such data or model, or it has data of its own.
+        ConfigError: there is no such recipe, data set or model, or the recipe's data are fixed.
     """
     if name not in all_recipes():
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""The SuperLink engine: the nodes of a run, its submission, its ServerApp."""
+"""The SuperLink engine: a run's nodes, its submission, its ServerApp."""

@@ -1,6 +1,6 @@
-"""What the ServerApp knows of a federation's sites, and what it writes down of them: members.jsonl, one line for each event.
+"""What the ServerApp knows about a federation's sites, and members.jsonl, its record of their events.
 
-What a site says is its own: it is cut and made printable before it is written.
+Text from a site is untrusted: it is shortened and made printable before it is written.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ from simulations.deployment.membership import in_pem
 from simulations.deployment.progress import Progress
 from simulations.deployment.refusals import refused
 
-SUPERLINK = "SuperLink"  # in members.jsonl, in the place of a site, none of which can be called so
+SUPERLINK = "SuperLink"  # in members.jsonl, in place of a site; no site can have this name
 _VERSIONS = TypeAdapter(dict[str, Annotated[str, StringConstraints(pattern=r"^[\w.+!-]{1,40}$")]])
 
 
 def hooks_of(grid: Grid, folder: RunFolder, federation: Federation | None, progress: Progress | None) -> SiteHooks:
-    """Of a run on a federation, or on SuperNodes of its own."""
+    """Return the hooks of a run on a federation, or on the run's own SuperNodes."""
 
     def note(event: Mapping[str, str]) -> None:
         told = {key: printable(value) for key, value in event.items()}
@@ -40,7 +40,7 @@ def hooks_of(grid: Grid, folder: RunFolder, federation: Federation | None, progr
 
 
 def judge(answer: ConfigRecord) -> tuple[str, str]:
-    """Whether a node's versions fit the server's, and what its site has allowed by itself; see `Judge`."""
+    """Compare a node's versions with the server's, and read what its site permits; see `Judge`."""
     here = versions()
     try:
         there = _VERSIONS.validate_json(str(answer.get(VERSIONS_KEY, "{}")))
@@ -63,9 +63,9 @@ def judge(answer: ConfigRecord) -> tuple[str, str]:
 
 
 def members_of(federation: Federation, grid: Grid, note: Note = lambda event: None) -> Members | None:
-    """The sites of a federation, as they are whenever somebody asks; None where no site shows who it is.
+    """Return a function that reads the federation's current sites; None if sites are not identified.
 
-    `note` is told when the server's certificate has been renewed, and what the SuperLink has refused.
+    `note` is called when the server's certificate was renewed, and for replies that the SuperLink refused.
     """
     if federation.insecure:
         return None

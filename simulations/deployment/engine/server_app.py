@@ -1,6 +1,6 @@
-"""The Flower ServerApp: the round loop where a SuperLink runs it, in a process of its own.
+"""The Flower ServerApp: the round loop, run by a SuperLink in a process of its own.
 
-How it ended is written to the run's folder as `served.json`, for the process that started the engine.
+The outcome is written to the run's folder as `served.json`, for the process that started the engine.
 """
 
 import logging
@@ -32,10 +32,10 @@ from simulations.deployment.progress import Progress, forget_over
 from simulations.deployment.running import record_this_process
 from simulations.rounds import RoundLoop
 
-FOLDER_KEY = "run-folder"  # in the run configuration
-WORKING_KEY = "working-folder"  # the command's, to which relative paths of the configuration belong
-FOLLOWER_KEY = "followed-by"  # the command's process id; a run that nobody follows ends
-SUBMISSION_KEY = "submission"  # of several submissions of a run, the one that the file of this name holds is played
+FOLDER_KEY = "run-folder"  # key of the run configuration
+WORKING_KEY = "working-folder"  # the command's folder, which relative paths of the configuration refer to
+FOLLOWER_KEY = "followed-by"  # the command's process id; the run ends when that process does
+SUBMISSION_KEY = "submission"  # a run may be submitted several times; only the submission named in this file is played
 OUTCOME, PID, SUBMISSION = "served.json", "serverapp.pid", "submission"
 _SHUTDOWN_S = 10.0
 _COUNTS = TypeAdapter(dict[str, list[NonNegativeInt]])
@@ -54,7 +54,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = RunFolder(Path(told[FOLDER_KEY]))
     record_this_process(folder.path / PID)
     if told[SUBMISSION_KEY] != (folder.path / SUBMISSION).read_text(encoding="utf-8"):
-        return  # the run has been submitted again since; see `submission.play`
+        return  # the run was submitted again; see `submission.play`
     try:
         with quiet_flower():
             _play(SuperLinkGrid(cast(HttpGrid, grid)), told[EXPERIMENT_KEY], folder, name=told[RUN_KEY])
@@ -85,15 +85,15 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder, *, name: str) -> None
     try:
         RoundLoop(workload, partitions, folder).run()
     finally:
-        if provider_of(workload).outlasts_messages:  # nodes may go on without it
+        if provider_of(workload).outlasts_messages:  # nodes may keep processes after the last message
             try:
                 partitions.shut_down(timeout_s=_SHUTDOWN_S)
-            except Exception as error:  # noqa: BLE001 - the run's own end counts; nodes end what nobody asks for
+            except Exception as error:  # noqa: BLE001 - must not change the outcome; nodes stop idle processes
                 _log.warning("nodes were not told that the run is over: %s", error)
 
 
 def label_counts(answers: Mapping[int, ConfigRecord]) -> dict[int, list[int]]:
-    """Those of the clients whose nodes told them."""
+    """Return the label counts of the clients whose nodes shared them."""
     told: dict[int, list[int]] = {}
     for client, answer in answers.items():
         try:
@@ -106,7 +106,7 @@ def label_counts(answers: Mapping[int, ConfigRecord]) -> dict[int, list[int]]:
 
 
 def complete_partition(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:
-    """Complete partition.json where every site has told what it holds."""
+    """Complete partition.json once every site has shared its counts."""
     if len(counts) == num_clients:
         known = {key: value for key, value in folder.partition.items() if key != "counts_are_private"}
         folder.write_json("partition.json", {**known, "counts": [counts[site] for site in range(num_clients)]})

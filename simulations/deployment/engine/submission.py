@@ -1,4 +1,4 @@
-"""Runs that a SuperLink plays: submitted as by `flwr run`, followed by the lines that the ServerApp writes into the run's folder."""
+"""Play a run on a SuperLink: submit it as `flwr run` does, then follow the records in the run's folder."""
 
 import hashlib
 import logging
@@ -55,17 +55,17 @@ def play(
     """Submit a run to a SuperLink, and follow it to its end.
 
     Raises:
-        EngineError: the SuperLink refuses, or ends in the middle of the run, as `check_alive` says.
+        EngineError: the SuperLink refuses the run, or stops during it according to `check_alive`.
     """
     outcome, num_seen, num_told = folder.path / OUTCOME, len(folder.rounds()), len(folder.records("members.jsonl"))
     app = write_submission(config, folder)
     end_server_app(folder)
     run_id = submit(app, link)
     heard_at = looked_at = time.monotonic()
-    read = 0  # bytes of the records
+    read = 0  # bytes of rounds.jsonl
     try:
         while True:
-            has_ended = outcome.exists()  # asked before the lines are read: none can follow
+            has_ended = outcome.exists()  # checked before reading: no records can follow
             num_told = tell_events(folder, num_told)
             if (size := size_of(folder.path / "rounds.jsonl")) != read:
                 for line in folder.rounds()[num_seen:]:
@@ -92,12 +92,12 @@ def play(
         raise
     ended = read_json(outcome)
     if ended["status"] != "finished":
-        check_alive()  # the ServerApp may have noticed first
-        raise getattr(errors, ended["kind"], EngineError)(ended["error"])  # in the kind in which it was raised there
+        check_alive()  # the ServerApp may be the first to notice
+        raise getattr(errors, ended["kind"], EngineError)(ended["error"])  # as the class that was raised there
 
 
 def tell_events(folder: RunFolder, num_told: int) -> int:
-    """Say what has happened to the sites since; returns how many lines of members.jsonl have been told."""
+    """Report new events of the sites; return the number of records of members.jsonl reported so far."""
     events = folder.records("members.jsonl")
     for event in events[num_told:]:
         who = "the SuperLink" if event["site"] == SUPERLINK else f"site {event['site']}"
@@ -106,21 +106,22 @@ def tell_events(folder: RunFolder, num_told: int) -> int:
 
 
 def size_of(path: Path) -> int:
-    """In bytes; 0 where nothing is there yet."""
+    """Return a file's size in bytes; 0 if there is none."""
     return path.stat().st_size if path.exists() else 0
 
 
 def end_server_app(folder: RunFolder) -> None:
-    """End what may be left of one that writes into this folder; it ends by itself when its SuperLink or its command does, a moment later.
+    """End a ServerApp that still writes to this folder. It would end by itself shortly after its SuperLink or command.
 
-    One that an earlier submission will still start, ends when it sees that there is a newer one: it writes its process id down first.
+    A ServerApp that an earlier submission has yet to start will see the newer submission, since it first writes its
+    process id.
     """
     process = recorded(folder.path / PID)
     end([process] if process is not None else [])
 
 
 def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:
-    """Write the app of a run into its folder; the ServerApp does not outlive this process."""
+    """Write the run's app into its folder; the ServerApp does not outlive this process."""
     (folder.path / OUTCOME).unlink(missing_ok=True)
     told = {
         FOLDER_KEY: str(folder.path.resolve()),
@@ -131,12 +132,12 @@ def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:
     }
     write_text(folder.path / SUBMISSION, told[SUBMISSION_KEY])
     if lies_at_nodes(config):
-        config = config.replace(**{"partition.roots": []})  # where other sites' data lie is not for a node to know
+        config = config.replace(**{"partition.roots": []})  # nodes must not learn where other sites' data are
     return write_app(folder.path / "app", config, run_config=told, node=SuperNode, server_app=_SERVER_APP)
 
 
 def _name_of(folder: RunFolder) -> str:
-    """What nodes call a run: the same whenever it is resumed, and no other run's."""
+    """Return the run's name at the nodes: unique, and the same whenever the run is resumed."""
     path = folder.path / "name"
     if not path.exists():
         write_text(path, f"{folder.path.resolve().name}-{uuid.uuid4().hex[:12]}")
@@ -144,7 +145,7 @@ def _name_of(folder: RunFolder) -> str:
 
 
 def submit(app: Path, link: ControlHttpClient) -> int:
-    """As `flwr run` does; returns the run's id."""
+    """Submit an app as `flwr run` does; return the run's id."""
     content = build_fab_from_disk(app)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
     return link.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id

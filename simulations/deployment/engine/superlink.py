@@ -1,13 +1,13 @@
-"""SuperLink: a local deployment of Flower's, real processes and real messages on the loopback.
+"""SuperLink: Flower's deployment runtime, with separate processes and messages over the network.
 
-Starts one SuperLink and some SuperNodes, each serving a share of the partitions, submits the generated
-app, follows the lines that the ServerApp writes into the run's folder, and ends every process that it
-started.  Flower's own home is a folder of the run: nothing of the user's is read or changed.
+By default, starts a SuperLink and SuperNodes on the loopback, each serving a share of the partitions, submits the
+generated app, follows the records that the ServerApp writes into the run's folder, and ends every process that it
+started. Flower's home is a folder of the run, so the user's own Flower configuration is neither read nor changed.
 
-Or a federation that is up: `engine.federation` names its folder (`fedsign deploy`).  The SuperLink starts the ServerApp on its own
-machine, where the run's folder has to lie; so this runs there too, and under the same user.  The ServerApp ends when this process
-or the SuperLink does, so that a run that was killed can be resumed.  When the SuperLink is started again, this process submits the run
-anew, which goes on from its last checkpoint.
+With `engine.federation`, uses a federation that is up (`fedsign deploy`), named by its folder. The SuperLink starts the
+ServerApp on its own machine, where the run's folder must be; so this process must run there too, as the same user. The
+ServerApp ends when this process or the SuperLink does, so that an interrupted run can be resumed. If the SuperLink
+restarts, this process submits the run again, which continues from the last checkpoint.
 """
 
 import getpass
@@ -52,7 +52,7 @@ _log = logging.getLogger("fedsign")
 
 
 class LocalDeployment(Programs):
-    """A SuperLink and SuperNodes on this machine, which end with this process; `home`, Flower's, and `logs` are theirs alone."""
+    """A local SuperLink and SuperNodes that end with this process. `home` (Flower's) and `logs` are theirs alone."""
 
     def __init__(self, home: Path, logs: Path) -> None:
         for path in (home, logs):
@@ -70,17 +70,20 @@ class LocalDeployment(Programs):
         self.wait_until(lambda: answers_at(_LOOPBACK, self._port), timeout_s=timeout_s, complaint=complaint)
 
     def start_node(self, name: str, own: Mapping[str, Any], *, script: str = site.__file__) -> None:
-        """Start a SuperNode by a site's script, or Flower's; `own` is its configuration."""
-        config = self._home / f"{name}.toml"  # a path may hold any character
+        """Start a SuperNode by a site's script or Flower's; `own` is its node configuration."""
+        config = self._home / f"{name}.toml"  # as a file, since a path may contain any character
         config.write_text(tomli_w.dumps(own), encoding="utf-8")
         node = ["--insecure", "--superlink", self.address, "--host", _LOOPBACK, "--port", str(free_port())]
         self.start(name, [*bound(script), *node, "--node-config", str(config)])
 
 
 class SuperLink:
-    """Settings: `federation`, the folder of a federation that is up ("": one of this run's own, on this machine);
-    `num_supernodes` of this run's own (with `partition.name=sites`, one for each site); `start_timeout_s`, how long the roll call
-    waits for all of them, to go on without those that are absent; `share_details`: let them tell tracebacks and label counts, which otherwise stay with them.
+    """Settings of the SuperLink engine.
+
+    `federation`: the folder of a running federation; "" starts one for this run on this machine.
+    `num_supernodes`: of this run's own federation (with `partition.name=sites`, one per site).
+    `start_timeout_s`: how long the roll call waits for absent SuperNodes before the run starts without them.
+    `share_details`: let SuperNodes send tracebacks and label counts, which otherwise stay with them.
     """
 
     is_deployed = keeps_processes = True
@@ -112,21 +115,21 @@ class SuperLink:
 
     @staticmethod
     def requirement() -> tuple[str, str]:
-        """For `fedsign doctor`."""
+        """Return the row of `fedsign doctor`."""
         try:
             return "ok", find_program("flower-superlink")
         except EngineError as error:
             return "broken", str(error)
 
     def check(self, workload: Workload) -> None:
-        """See Engine."""
+        """Check what cannot run over messages."""
         if self.federation:
             federation = open_federation(Path(self.federation))
             _check_fits(federation, workload.config.partition.num_clients, workload.config.server.min_replies)
             _check_is_up(federation)
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
-        """See Engine."""
+        """Play the run on the named federation, or on one started for it."""
         if self.federation:
             _play_on(
                 open_federation(Path(self.federation)),
@@ -147,7 +150,7 @@ class SuperLink:
             local.end()
 
     def _node_configs(self, config: ExperimentConfig, folder: RunFolder) -> Iterator[dict[str, Any]]:
-        """What each SuperNode is told beside the experiment; a site's folder is told to its own alone."""
+        """Return the node configuration of each SuperNode; only its own one is told a site's folder."""
         num_clients = config.partition.num_clients
         num_nodes = num_clients if sites.has_sites(config) else min(self.num_supernodes, num_clients)
         for node in range(num_nodes):
@@ -166,10 +169,10 @@ class SuperLink:
 def _play_on(
     federation: Federation, config: ExperimentConfig, folder: RunFolder, on_round: OnRound, *, patience_s: float
 ) -> None:
-    """Play a run, and go on from its last checkpoint when the SuperLink was gone and is there again.
+    """Play a run; if the SuperLink went away and is back, continue from the last checkpoint.
 
     Raises:
-        LinkLostError: it does not come back in time.
+        LinkLostError: the SuperLink does not come back in time.
     """
     while True:
         process = process_of(federation)
@@ -178,7 +181,7 @@ def _play_on(
                 play(config, folder, on_round, link=link, check_alive=partial(_check_same_link, federation, process))
         except LinkLostError:
             if process_of(federation) == process:
-                raise  # it is there, and gives no answer
+                raise  # it is up, but does not answer
             _log.warning(
                 "the SuperLink ended in the middle of the run, which goes on when it is started again within %g s: %s",
                 patience_s,
@@ -208,13 +211,13 @@ def _wait_for(federation: Federation, folder: RunFolder, patience_s: float) -> N
 
 
 def _check_same_link(federation: Federation, before: psutil.Process | None) -> None:
-    """Raise LinkLostError once the SuperLink, a process of this machine, has ended, be there another one in its place."""
+    """Raise LinkLostError if the SuperLink's process has ended, even if another one has replaced it."""
     if process_of(federation) != before:
         raise LinkLostError("the SuperLink ended in the middle of the run.")
 
 
 def _check_fits(federation: Federation, num_clients: int, min_replies: int) -> None:
-    """Raise ConfigError unless each client is a site's, and enough of them are active."""
+    """Raise ConfigError unless each client belongs to a site, and enough sites are active."""
     served, known = {site.partition for site in federation.active}, {site.partition for site in federation.sites}
     without = [partition for partition in range(num_clients) if partition not in known]
     if without:
@@ -241,7 +244,7 @@ def _check_fits(federation: Federation, num_clients: int, min_replies: int) -> N
 
 
 def _check_is_up(federation: Federation) -> None:
-    """Raise unless the SuperLink is a process of this machine and this user, and the one that the CA vouches for."""
+    """Raise unless the SuperLink is a process of this machine and user, with a certificate of the federation's CA."""
     check_trust(federation, _log.warning)
     process = process_of(federation)
     if process is None:

@@ -1,1 +1,1 @@
-"""Federated algorithms side by side: FedSign, FedDyn, NIID-Bench's, and robust ones under attack."""
+"""Recipes on federated algorithms: FedSign, FedDyn, NIID-Bench, and robust aggregation under attack."""

@@ -1,4 +1,4 @@
-"""Strategies on digits under Dirichlet(0.1), paired by seed: it draws partition, initial model, cohorts and batches."""
+"""Strategies on digits under Dirichlet(0.1). Runs are paired by seed: partition, initial model, cohorts and batches."""
 
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -21,7 +21,7 @@ _UNTUNED: dict[str, dict[str, Any]] = {
     "fedsign": {"name": "fedsign", "gamma": 0.003},
     "feddyn": {"name": "feddyn"},
 }
-_TRIALS: dict[str, dict[float, dict[str, Any]]] = {  # as many for each
+_TRIALS: dict[str, dict[float, dict[str, Any]]] = {  # the same number for each strategy
     "fedavg": {scale: {"model": {"init_scale": scale}} for scale in (1.0, 2.0, 3.0)},
     "fedsign": {gamma: {"strategy": {"name": "fedsign", "gamma": gamma}} for gamma in (0.001, 0.003, 0.01)},
 }
@@ -48,14 +48,15 @@ _TRIALS: dict[str, dict[float, dict[str, Any]]] = {  # as many for each
     plays=lambda quick, where: Plays(trainings=8 if quick else 68, experiment=_default_on(where)),
 )
 def fedsign_beats_fedavg_digits(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Accuracies of the default experiment over 10 seeds (quick: 4, without FedDyn, nothing tuned).
+    """Compare accuracies of the default experiment over 10 seeds (quick: 4, without FedDyn and tuning).
 
-    The first thresholds come from an independent script (plain PyTorch, another code base and other random streams):
-    FedAvg 0.914 and FedSign 0.937, difference +2.3 points, over 20 seeds; FedDyn 0.958 over 148 seeds.
+    The first thresholds come from an independent script (plain PyTorch, other code and random streams): FedAvg 0.914
+    and
+    FedSign 0.937, a difference of +2.3 points, over 20 seeds; FedDyn 0.958 over 148 seeds.
 
-    The last part compares with a baseline that is tuned as well: FedSign's gamma is the best of three tried on
-    digits, so FedAvg gets three trials, too, of the scale of its initial weights.  Both are chosen by validation
-    samples, on seeds of their own.
+    The last part compares with a tuned baseline. FedSign's gamma is the best of three tried on digits, so FedAvg gets
+    three
+    trials of its initialization scale. Both are chosen on validation samples, with separate seeds.
     """
     seeds = range(4) if quick else _SEEDS
     names = ("fedavg", "fedsign") if quick else ("fedavg", "fedsign", "feddyn")
@@ -85,7 +86,7 @@ def _accuracies(cells: Mapping[tuple[str, int], Mapping[str, Any]], where: Where
 
 
 def _tuned(name: str, where: Where) -> float:
-    """The setting with the best accuracy on validation samples, mean over the tuning seeds."""
+    """Return the setting with the best validation accuracy, averaged over the tuning seeds."""
     held_out = merged(_default_on(where), {"data": {"validation_fraction": 0.2}})
     cells = {
         (str(setting), seed): merged(held_out, _trial(name, setting, seed))
@@ -124,13 +125,15 @@ _FASTER = at_most(0.7, "feddyn_over_fedavg")
     plays=lambda quick, where: Plays(trainings=4 if quick else 15, experiment=_faster("fedavg", seed=0, where=where)),
 )
 def feddyn_faster_digits(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Mean accuracy of the last 10 of 150 rounds, and FedDyn's rounds to 90 % over FedAvg's.
+    """Compare mean accuracies of the last 10 of 150 rounds, and FedDyn's rounds to 90 % with FedAvg's.
 
     5 seeds (quick: 2, without FedProx).
 
-    The expected accuracies are those of an independent script (plain PyTorch, other random streams; 3 seeds).  It keeps
-    one test set for all seeds, and so does this recipe, the same one, since the test set matters more than the
-    algorithm here: over six other test sets the script gives FedAvg 0.923 to 0.948 and FedDyn 0.942 to 0.976.
+    The expected accuracies come from an independent script (plain PyTorch, other random streams; 3 seeds). It uses one
+    test
+    set for all seeds, and so does this recipe, because the test set matters more here than the algorithm: over six
+    other
+    test sets, the script gives 0.923 to 0.948 for FedAvg and 0.942 to 0.976 for FedDyn.
     """
     runs = all_rounds(
         {
@@ -170,7 +173,7 @@ def _faster(name: str, *, seed: int, where: Where) -> dict[str, Any]:
 
 
 def one_test_set(seed: int) -> Dataset:
-    """Digits, 1,437 for training and 360 for testing, the same whatever the seed."""
+    """Digits, 1,437 training and 360 test samples, the same split for every seed."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -181,6 +184,9 @@ def one_test_set(seed: int) -> Dataset:
 
 
 def _rounds_to(target: float, lines: Sequence[Line]) -> float:
-    """As a comparison counts them: [Note: reached, censored] in fedsign/comparison/target.py; NaN if not reached."""
+    """Return the rounds to a target as comparisons count them; NaN if it is not reached.
+
+    See [Note: reached, censored] in fedsign/comparison/target.py.
+    """
     at = reaching(lines, "accuracy", target, higher_is_better=True)
     return nan if at is None else float(lines[at]["round"])

@@ -1,12 +1,11 @@
-"""FedDyn's fixed point is the joint optimum, FedAvg's is not.
+"""FedDyn's fixed point is the joint optimum; FedAvg's is not.
 
-Two clients, f1(x) = (x - 1)^2 / 2 and f2(x) = 4 (x + 3)^2 / 2, all taking part, many local steps each.
-f1 + f2 has its minimum where (x - 1) + 4 (x + 3) = 0: x = -2.2.  Clients that solve their own problem
-return 1 and -3, so FedAvg stops at their mean, -1.0.
+Two clients, f1(x) = (x - 1)^2 / 2 and f2(x) = 4 (x + 3)^2 / 2, both in every round, with many local steps. The minimum
+of f1 + f2 is where (x - 1) + 4 (x + 3) = 0: x = -2.2. Clients that solve their own problem return 1 and -3, so FedAvg
+stops at their mean, -1.0.
 
-The clients are regressions without a bias, y = w a with one sample each: (a, y) = (1, 1) and (2, -6) give
-half squared errors of f1 and f2.  They run through the same round loop, trainer and strategies as any
-other experiment.
+The clients are regressions y = w a without bias, with one sample each: (a, y) = (1, 1) and (2, -6) give half squared
+errors of f1 and f2. They use the same round loop, trainer and strategies as any other experiment.
 """
 
 import tempfile
@@ -24,7 +23,7 @@ _FIGURES = [f"feddyn_alpha_{alpha:g}" for alpha in _ROUNDS]
 
 
 def two_parabolas(seed: int) -> Dataset:
-    """One sample per client; the test samples are not of interest."""
+    """One sample per client; the test samples do not matter."""
     samples = Samples(features=torch.tensor([[1.0], [2.0]]), targets=torch.tensor([1.0, -6.0]))
     return Dataset(train=samples, test=samples, class_names=())
 
@@ -33,7 +32,7 @@ class HalfSquaredError:
     """mean (output - target)^2 / 2."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Half of the mean squared error."""
+        """Return half of the mean squared error."""
         return 0.5 * (outputs.squeeze(-1) - targets).square().mean()
 
 
@@ -41,11 +40,11 @@ class HalfSquaredError:
     "With many local steps FedDyn ends at the optimum of the sum, FedAvg at the mean of the minimizers.",
     part("FedAvg ends at the mean of the minimizers", within(-1.0, 1e-3, "fedavg")),
     part("FedDyn ends at the optimum of the sum", within(-2.2, 1e-3, *_FIGURES)),
-    null={"fedavg": -2.2, **dict.fromkeys(_FIGURES, -1.0)},  # the other way round
+    null={"fedavg": -2.2, **dict.fromkeys(_FIGURES, -1.0)},  # exchanged
     expected=Verdict.HOLDS,
 )
 def feddyn_fixed_point(quick: bool) -> Figures:
-    """Where each algorithm ends."""
+    """Return the final weight of each algorithm."""
     figures = {"fedavg": final_weight({"name": "fedavg"}, rounds=3)}
     for alpha, rounds in _ROUNDS.items():
         figures[f"feddyn_alpha_{alpha:g}"] = final_weight({"name": "feddyn", "alpha": alpha}, rounds=rounds)
@@ -53,7 +52,7 @@ def feddyn_fixed_point(quick: bool) -> Figures:
 
 
 def final_weight(strategy: dict[str, Any], *, rounds: int) -> float:
-    """The one weight of the evaluated model after `rounds` rounds of 100 local steps."""
+    """Return the evaluated model's single weight after `rounds` rounds of 100 local steps."""
     with tempfile.TemporaryDirectory() as root:
         done = run(
             {

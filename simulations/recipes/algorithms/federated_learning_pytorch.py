@@ -1,14 +1,14 @@
-"""The table of a public repository whose code says every setting: FedAvg on MNIST, ours beside theirs.
+"""Reproduce a public table whose settings are all in code: FedAvg on MNIST.
 
 github.com/AshwinRJ/Federated-Learning-PyTorch, Table 2 of the README at commit 1bffc34c: test accuracy after 10 rounds
-of 10 of 100 clients, 10 local epochs in batches of 10, lr 0.01, momentum 0.5; an MLP of 64 hidden units and a CNN of two
-convolutions, both with dropout; IID, or two shards of 300 samples of one digit.
+of 10 of 100 clients, 10 local epochs in batches of 10, lr 0.01, momentum 0.5; an MLP of 64 hidden units and a CNN of
+two convolutions, both with dropout; IID, or two shards of 300 samples of one digit.
 
-Its code also says what its table does not, and it is done here as there: a client trains on the first 480 of its 600
-samples (all of one shard and 180 of the other), the replies count alike, and the MLP gives probabilities to a loss that
-expects their logarithms, so that it minimizes -p where the CNN minimizes -log p.
+Some settings are in the code but not in the table. This recipe follows the code: a client trains on the first 480 of
+its 600 samples (all of one shard and 180 of the other), replies are weighted equally, and the MLP passes probabilities
+to a loss that expects log-probabilities, so it minimizes -p where the CNN minimizes -log p.
 
-What differs: the random streams, and theirs is one run of each cell, ours are ten.
+Differs: the random streams; the table has one run per cell, this recipe ten.
 """
 
 from collections.abc import Mapping
@@ -34,34 +34,36 @@ _PUBLISHED = {"mlp_iid": 0.8838, "mlp_shards": 0.7349, "cnn_iid": 0.9728, "cnn_s
 
 
 def mlp(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """64 hidden units with dropout; probabilities."""
+    """An MLP of 64 hidden units with dropout; it outputs probabilities."""
     layers = [nn.Flatten(), nn.Linear(28 * 28, 64), nn.Dropout(), nn.ReLU(), nn.Linear(64, num_outputs)]
     return nn.Sequential(*layers, nn.Softmax(dim=1))
 
 
 def cnn(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Two 5 x 5 convolutions of 10 and 20 channels, 50 hidden units; dropout of channels and of units."""
+    """A CNN of two 5 x 5 convolutions (10 and 20 channels) and 50 hidden units, with dropout of channels and units."""
     layers = [nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU()]
     layers += [nn.Conv2d(10, 20, 5), nn.Dropout2d(), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(320, 50), nn.ReLU(), nn.Dropout(), nn.Linear(50, num_outputs))
 
 
 class Probability:
-    """Torch's NLLLoss of probabilities in place of their logarithms: -p of the right class."""
+    """torch's NLLLoss of probabilities instead of log-probabilities: -p of the target class."""
 
     targets = "class labels"
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean of a batch."""
+        """Return the mean over a batch."""
         return self.losses(outputs, targets).mean()
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Each sample's own."""
+        """Return the loss of each sample."""
         return -outputs.gather(1, targets.unsqueeze(1)).squeeze(1)
 
 
 def first_four_fifths(train: AnySamples, num_clients: int, rng: np.random.Generator, *, by_label: bool) -> Split:
-    """Two shards a client, of samples sorted by label or shuffled; the first four fifths of what it has."""
+    """Deal two shards per client, of samples sorted by label or shuffled; keep the first four fifths of each
+    client's.
+    """
     order = rng.permutation(len(train))
     if by_label:
         order = order[np.argsort(class_labels(train, name="first_four_fifths")[order], kind="stable")]
@@ -97,11 +99,12 @@ def first_four_fifths(train: AnySamples, num_clients: int, rng: np.random.Genera
     takes_other_data=False,
 )
 def federated_learning_pytorch(quick: bool, where: Where) -> Figures:
-    """Accuracies of the last round, 10 seeds (quick: the MLP's, IID, after 3 rounds of one seed).
+    """Measure accuracies of the last round over 10 seeds (quick: the MLP, IID, 3 rounds, one seed).
 
-    A published accuracy is a single run, so it is compared with what a single run of ours would give: m ± t(0.975, 9) s
-    sqrt(1 + 1/10), the 95 % prediction interval; `..._off` is the distance from m over the interval's half-width.
-    The thresholds were fixed before anything was run.
+    A published accuracy is a single run, so it is compared with the 95 % prediction interval of a single run of ours:
+    m ± t(0.975, 9) s sqrt(1 + 1/10). `..._off` is the distance from m in units of the interval's half-width. The
+    thresholds
+    were fixed before anything was run.
     """
     if quick:
         (lines,) = all_rounds({0: _experiment("mlp", "iid", 0, where, rounds=3)}).values()
@@ -119,7 +122,7 @@ def federated_learning_pytorch(quick: bool, where: Where) -> Figures:
 
 
 def beside(published: float, accuracies: list[float]) -> Mapping[str, float]:
-    """Ours and theirs, and how far apart: 1 is at the end of the 95 % prediction interval."""
+    """Compare with the published accuracies; a distance of 1 is the end of the 95 % prediction interval."""
     mean, std = mean_and_std(accuracies)
     if mean is None or std is None:
         return {"published": published, "off": inf}

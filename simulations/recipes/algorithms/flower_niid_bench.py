@@ -1,13 +1,13 @@
-"""Accuracies of Flower's baseline of NIID-Bench under Dirichlet(0.5), and ours in its setting.
+"""Compare with the accuracies of Flower's NIID-Bench baseline under Dirichlet(0.5), in its setting.
 
-The README of baselines/niid_bench in Flower's repository at commit 1599d01c has the accuracies, of one seed; its code
-has the settings: 10 clients, all of them in each of 50 rounds, 10 local epochs in batches of 64, lr 0.01, momentum 0.9,
-weight decay 1e-5, replies weighted by samples, pixels from 0 to 1, on CIFAR-10 random crops and flips, and a Dirichlet
-split that deals no more of a class to a client that has its tenth of all samples.
+The README of baselines/niid_bench in Flower's repository at commit 1599d01c has the accuracies, of one seed. The
+settings are in its code: 10 clients, all of them in each of 50 rounds, 10 local epochs in batches of 64, lr 0.01,
+momentum 0.9, weight decay 1e-5, replies weighted by samples, pixels from 0 to 1, random crops and flips on CIFAR-10,
+and a Dirichlet split that deals no more of a class to a client that already has a tenth of all samples.
 
-What differs, or is not said: ours is the mean of the last 5 rounds over 3 seeds (how theirs is read off is not said); crops are
-padded with black here, with the mirrored image there; SCAFFOLD's correction goes through the momentum here, and
-ten times as large past it there, which is the same in the long run.
+Differs: this recipe reports means of the last 5 rounds over 3 seeds (the README does not say how it reads off its
+accuracies). Crops are padded with black here, by reflection there. SCAFFOLD's correction goes through the momentum
+here, and past it at ten times the size there, which is the same in the long run.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ _PUBLISHED: Mapping[str, Mapping[str, float]] = {  # data -> strategy -> accurac
     "cifar10": {"fedavg": 0.634, "scaffold": 0.680, "fedprox": 0.656},
 }
 _STRATEGIES = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedprox": "FedProx"}
-_SEEDS, _ENOUGH = 3, 10  # samples of a client
+_SEEDS, _ENOUGH = 3, 10  # minimum number of samples of a client
 
 
 def balanced_dirichlet(train: AnySamples, num_clients: int, rng: np.random.Generator, *, alpha: float) -> Split:
-    """NIID-Bench's: class by class; a client that has its share of all samples gets no more."""
+    """NIID-Bench's split, class by class: a client that has its share of all samples gets no more."""
     labels = class_labels(train, name="balanced_dirichlet")
     while True:
         dealt: list[list[IntArray]] = [[] for _ in range(num_clients)]
@@ -57,7 +57,7 @@ def balanced_dirichlet(train: AnySamples, num_clients: int, rng: np.random.Gener
         part(f"{title} is within 2 points of Flower's baseline", within(0.0, 0.02, f"{name}_minus_flower"))
         for name, title in _STRATEGIES.items()
     ),
-    quick=[at_least(0.3, "fedavg")],  # after a round: chance is 0.1
+    quick=[at_least(0.3, "fedavg")],  # after one round; chance is 0.1
     null={"fedavg": 0.1} | dict.fromkeys((f"{name}_minus_flower" for name in _STRATEGIES), nan),
     data={"mnist": None, "cifar10": None},
     plays=lambda quick, where: Plays(
@@ -67,7 +67,7 @@ def balanced_dirichlet(train: AnySamples, num_clients: int, rng: np.random.Gener
     takes_other_data=False,
 )
 def flower_niid_bench(quick: bool, where: Where) -> Shown:
-    """Means over 3 seeds (quick: FedAvg alone, one round)."""
+    """Return means over 3 seeds (quick: FedAvg only, one round)."""
     published = _PUBLISHED[where.set_name]
     names = ["fedavg"] if quick else list(_STRATEGIES)
     summary = play(

@@ -1,13 +1,13 @@
-"""FedAvg's rounds on MNIST beside the published ones, with every difference that is known.
+"""FedAvg's rounds to a target on MNIST, beside the published ones, with all known differences.
 
-McMahan et al. 2017 (arXiv 1602.05629), Table 1: rounds to 97 % with the 2NN (E = 1) and to 99 % with
-the CNN (E = 5), batches of 10, 100 clients, 10 a round; IID, or two shards of one digit each.  The cells are 87 and 664
-for the 2NN, 18 and 206 for the CNN.
+Paper: McMahan et al. 2017 (arXiv 1602.05629), Table 1: rounds to 97 % with the 2NN (E = 1) and to 99 % with the CNN
+(E = 5), batches of 10, 100 clients, 10 per round; IID, or two shards of one digit each. The cells are 87 and 664 for
+the 2NN, 18 and 206 for the CNN.
 
-Differences, and what is not known: the cells are read from transcriptions of the table, which do not say the learning
-rates; here each cell has the best of three, by the rounds that it takes, on a seed of its own.  Ours is the first round
-at the target, the mean of 3 seeds.  The networks have the numbers of weights that the paper gives; weights begin as
-torch has them, without momentum or decay.
+Differs, or unknown: the cells are taken from transcriptions of the table, which omit the learning rates. Here each cell
+uses the best of three, chosen by rounds to the target on a separate seed. A result is the first round at the target,
+averaged over 3 seeds. The networks have the paper's number of weights, torch's initialization, and no momentum or
+weight decay.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _SPLITS: dict[str, dict[str, Any]] = {
 }
 _PUBLISHED = {("2nn", "iid"): 87, ("2nn", "shards"): 664, ("cnn", "iid"): 18, ("cnn", "shards"): 206}
 _RATES, _TUNING_SEED, _SEEDS = (0.05, 0.1, 0.2), 10, (0, 1, 2)
-_PATIENCE = 1.5  # times the published rounds: whoever needs more misses the claim
+_PATIENCE = 1.5  # times the published rounds; needing more fails the claim
 _Cell = tuple[str, str]
 
 
@@ -54,8 +54,8 @@ def _ratio(cell: _Cell) -> str:
         )
         for (model, split), rounds in _PUBLISHED.items()
     ),
-    quick=[at_least(0.5, "2nn_iid_accuracy")],  # after three rounds: chance is 0.1
-    null={"2nn_iid_accuracy": 0.1} | {_ratio(cell): nan for cell in _PUBLISHED},  # the target is not reached
+    quick=[at_least(0.5, "2nn_iid_accuracy")],  # after three rounds; chance is 0.1
+    null={"2nn_iid_accuracy": 0.1} | {_ratio(cell): nan for cell in _PUBLISHED},  # the target is never reached
     data={"mnist": None},
     plays=lambda quick, where: Plays(
         trainings=1 if quick else len(_PUBLISHED) * (len(_RATES) + len(_SEEDS)),
@@ -67,7 +67,7 @@ def _ratio(cell: _Cell) -> str:
     takes_other_data=False,
 )
 def mcmahan_mnist(quick: bool, where: Where) -> Figures:
-    """Rounds to the target over those published, means of 3 seeds (quick: the 2NN's accuracy after 3 IID rounds)."""
+    """Return rounds to the target over the published ones, 3 seeds (quick: the 2NN's accuracy after 3 IID rounds)."""
     if quick:
         (lines,) = all_rounds({0: _experiment(("2nn", "iid"), 0.1, 0, where, rounds=3)}).values()
         return {"2nn_iid_accuracy": float(lines[-1]["accuracy"])}
@@ -86,7 +86,7 @@ def mcmahan_mnist(quick: bool, where: Where) -> Figures:
 
 
 def _rounds_needed(cell: _Cell, rates: Sequence[float], seeds: Sequence[int], where: Where) -> dict[float, float]:
-    """The mean over seeds at each rate, of a comparison that the same command goes on with: all cells take hours."""
+    """Return mean rounds for each rate, from a comparison that can be resumed: all cells take hours."""
     summary = compare(
         _experiment(cell, rates[0], seeds[0], where),
         name="-".join(("mcmahan", *cell, *map(str, seeds))),
@@ -103,7 +103,7 @@ def _rounds_needed(cell: _Cell, rates: Sequence[float], seeds: Sequence[int], wh
 
 
 def _rounds_to(cell: _Cell, lines: Sequence[Line]) -> float:
-    """The first round at the target; infinite where it is not reached."""
+    """Return the first round at the target; infinity if it is not reached."""
     target = _MODELS[cell[0]][2]
     return next((float(line["round"]) for line in lines if line["accuracy"] >= target), float("inf"))
 

@@ -1,4 +1,4 @@
-"""Tables of papers: comparisons under ./comparisons, and figures read off them."""
+"""Tables of papers, read off comparisons in ./comparisons."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -49,25 +49,27 @@ _RIVALS = {"fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "feddyn": "
     ),
     source="FedSign, section 6.2",
     given=at_most(0, "unfinished_cells"),
-    quick=[at_least(0.5, "lowest")],  # all six learn in 15 rounds: chance is 0.1
+    quick=[at_least(0.5, "lowest")],  # all six reach this within 15 rounds; chance is 0.1
     null={"lowest": 0.1, "unfinished_cells": 0}
     | dict.fromkeys((f"{what}{name}{low}" for name in _RIVALS for what, low in _OVER), 0.0),
     data={"digits": Verdict.IN_PART, "synthetic": None, "cifar10": None, "cinic10": None},
     plays=lambda quick, where: _table_plays(quick, where),
 )
 def fedsign_table(quick: bool, where: Where) -> Shown:
-    """Means over 5 seeds (quick: 2, fewer rounds, one split, a smaller grid).
+    """Return means over 5 seeds (quick: 2, fewer rounds, one split, a smaller grid).
 
-    Paper: arXiv 2405.12489, section 6.2: CIFAR-10 and CINIC-10, alpha 10, 1 and 0.5, 100 clients, 10 % a round, 200
+    Paper: arXiv 2405.12489, section 6.2: CIFAR-10 and CINIC-10, alpha 10, 1 and 0.5, 100 clients, 10 % per round, 200
     rounds, 5 local epochs, batches of 64; FedAvg, FedProx, MOON, FedDyn, FedPAN, FedSign; accuracy of the final model
-    on the global test set.  It names neither network nor learning rate nor the coefficients: the network here is VGG8
-    without BatchNorm with lr 0.03, momentum 0.9, weight decay 1e-5, random crops and flips, the habit of the authors'
-    public code, and every algorithm's coefficient is chosen by validation samples from a grid.
+    on the global test set.  It gives neither network nor learning rate nor coefficients. This recipe follows the
+    authors'
+    other public code: VGG8 without BatchNorm, lr 0.03, momentum 0.9, weight decay 1e-5, random crops and flips. Each
+    algorithm's coefficient is chosen from a grid on validation samples.
 
-    The paper's sentence is that FedSign surpasses the others.  It does so if its mean is the higher one under each
-    split and the interval of the difference, paired by seed and averaged over splits, lies above 0.
+    The paper states that FedSign surpasses the others. This holds if its mean is higher under each split, and the
+    interval
+    of the difference, paired by seed and averaged over splits, lies above 0.
 
-    On digits and on Synthetic(1, 1) the same table is smaller in all respects, and takes minutes.
+    On digits and on Synthetic(1, 1) the same table is smaller in every respect, and takes minutes.
     """
     summary = play(
         f"fedsign-table-{where.label}{'-quick' if quick else ''}",
@@ -145,17 +147,17 @@ _SPLITS: dict[str, dict[str, Any]] = {
     part("one class a client costs FedAvg 10 points or more", at_least(0.1, "loss_by_1_class")),
     part("quantity skew costs FedAvg at most 3 points", at_most(0.03, "loss_by_quantity")),
     quick=[at_least(0.05, "loss_by_1_class")],
-    null={"loss_by_1_class": 0.0, "loss_by_quantity": 0.1},  # quantity costs what labels should
+    null={"loss_by_1_class": 0.0, "loss_by_quantity": 0.1},  # exchanged
     data={"digits": Verdict.IN_PART, "mnist": None, "fashion_mnist": None, "cifar10": None},
     plays=lambda quick, where: _niid_plays(quick, where),
 )
 def niid_bench(quick: bool, where: Where) -> Shown:
-    """Means over 3 seeds (quick: 2, 15 rounds, two splits, without FedProx).
+    """Return means over 3 seeds (quick: 2, 15 rounds, two splits, without FedProx).
 
-    Paper: Li et al. 2022 (arXiv 2102.02079), in the setting of Flower's baseline of it: 10 clients, all of them in each
-    of 50 rounds, 10 local epochs, batches of 64, lr 0.01, momentum 0.9, weight decay 1e-5, the small CNN; FedAvg,
-    FedProx and SCAFFOLD (FedNova is not among our strategies).  Splits: iid, label skew by Dirichlet(0.5) and by 1, 2
-    or 3 classes a client, quantity skew by Dirichlet(0.5).  On digits the network is the MLP, with batches of 32 and lr 0.05.
+    Paper: Li et al. 2022 (arXiv 2102.02079), in the setting of Flower's baseline: 10 clients, all of them in each of 50
+    rounds, 10 local epochs, batches of 64, lr 0.01, momentum 0.9, weight decay 1e-5, the small CNN; FedAvg, FedProx and
+    SCAFFOLD (FedNova is not available here).  Splits: IID, label skew by Dirichlet(0.5) and by 1, 2 or 3 classes per
+    client, quantity skew by Dirichlet(0.5).  On digits the network is the MLP, with batches of 32 and lr 0.05.
     """
     splits, strategies, seeds = _niid_cells(quick)
     summary = play(
@@ -174,7 +176,7 @@ def niid_bench(quick: bool, where: Where) -> Shown:
 
 
 def _niid_cells(quick: bool) -> tuple[tuple[str, ...], tuple[str, ...], int]:
-    """Splits, strategies and the number of seeds."""
+    """Return splits, strategies and the number of seeds."""
     return (("iid", "1_class"), ("fedavg", "scaffold"), 2) if quick else (tuple(_SPLITS), _CORRECTED, 3)
 
 
@@ -250,17 +252,21 @@ _ROBUST = {
     plays=lambda quick, where: _robust_plays(quick, where),
 )
 def robust_table(quick: bool, where: Where = AT_HOME) -> Shown:
-    """Accuracies, and what each rule loses at worst over the splits (3 seeds; quick: 2, fewer rounds and cells).
+    """Return accuracies, and each rule's largest loss over the splits (3 seeds; quick: 2, fewer rounds and cells).
 
-    20 clients, all of them in every round, 4 of them malicious ([attack], fraction 0.2): 5 times the opposite of their
-    update, so that the mean update points backwards (0.8 - 0.2 x 5 = -0.2), or 10 times their update.  Rules: the plain
-    mean (FedAvg, FedSign), and Flower's Krum (Blanchard et al. 2017, arXiv 1703.02757), MultiKrum of 14 = n - f - 2
+    20 clients, all of them in every round, 4 of them malicious ([attack], fraction 0.2). They send 5 times the opposite
+    of
+    their update, so that the mean update points backwards (0.8 - 0.2 x 5 = -0.2), or 10 times their update.  Rules: the
+    plain mean (FedAvg, FedSign), and Flower's Krum (Blanchard et al. 2017, arXiv 1703.02757), MultiKrum of 14 = n - f -
+    2
     replies, trimmed mean without the 4 smallest and largest values, and median (Yin et al. 2018, arXiv 1803.01498),
-    each told that f = 4.  IID, and Dirichlet(0.5), under which honest updates lie apart.
+    each
+    with f = 4.  IID, and Dirichlet(0.5), under which honest updates are far apart.
 
     The hypothesis was fixed before anything was run: trimmed mean and MultiKrum lose at most 3 points under either
-    attack on either split, and FedAvg loses 20 points or more under the sign flip.  A run that breaks down counts as
-    accuracy 0.
+    attack on either split, and FedAvg loses 20 points or more under the sign flip.  A run that diverges counts as
+    accuracy
+    0.
     """
     rules = ["fedavg", "trimmed_mean"] if quick else list(_RULES)
     attacks = ["none", "sign_flip"] if quick else list(_ATTACKS)
@@ -303,14 +309,14 @@ def _robust_plays(quick: bool, where: Where) -> Plays:
 
 
 def play(name: str, experiment: Mapping[str, Any], **settings: Any) -> Summary:
-    """`compare` what has not been compared yet; write the page and, under `export`, the files for a paper."""
+    """Play missing cells by `compare`; write the page and, under `export`, the files for a paper."""
     summary = compare(experiment, name=name, **settings).summary()
     export(summary, summary.path / "export")
     return summary
 
 
 def means(summary: Summary) -> dict[str, float]:
-    """ "strategy, condition" -> mean over seeds; NaN where a run diverged or failed."""
+    """Return "strategy, condition" -> mean over seeds; NaN if a run diverged or failed."""
     return {
         ", ".join(filter(None, (entry.strategy, values_label(entry.condition)))): _mean(entry)
         for entry in summary.entries
@@ -318,12 +324,12 @@ def means(summary: Summary) -> dict[str, float]:
 
 
 def _mean(entry: Entry) -> float:
-    """Over seeds; NaN where a run diverged or failed."""
+    """Return the mean over seeds; NaN if a run diverged or failed."""
     return nan if entry.num_lost or entry.mean is None else entry.mean
 
 
 def best_in(summary: Summary, strategy: str) -> int:
-    """Under how many conditions a strategy has the best mean; one that has lost seeds loses to one that has all."""
+    """Count the conditions under which a strategy has the best mean; losing a seed loses to a complete strategy."""
     orders = [
         ranked(summary.entries_of(condition), higher_is_better=summary.higher_is_better)
         for condition in summary.conditions
@@ -332,7 +338,7 @@ def best_in(summary: Summary, strategy: str) -> int:
 
 
 def least_difference(summary: Summary, first: str, second: str) -> float:
-    """The smallest difference of the two means under any condition; NaN if one of them lost a seed."""
+    """Return the smallest difference of two strategies' means over conditions; NaN if either lost a seed."""
     found = []
     for condition in summary.conditions:
         of = {entry.strategy: _mean(entry) for entry in summary.entries_of(condition)}
@@ -341,7 +347,7 @@ def least_difference(summary: Summary, first: str, second: str) -> float:
 
 
 def pooled_difference(summary: Summary, first: str, second: str) -> dict[str, float]:
-    """first - second, averaged over conditions for each seed, then over seeds with its 95 % interval."""
+    """Return first - second, averaged over conditions per seed, then over seeds with its 95 % interval."""
     mine, its = _over_conditions(summary, first), _over_conditions(summary, second)
     seeds = [seed for seed in mine if seed in its]
     found = paired_difference([mine[seed] for seed in seeds], [its[seed] for seed in seeds])
@@ -349,7 +355,7 @@ def pooled_difference(summary: Summary, first: str, second: str) -> dict[str, fl
 
 
 def _over_conditions(summary: Summary, strategy: str) -> dict[int, float]:
-    """Seed -> mean over all conditions, of the seeds that ended with a number under each."""
+    """Return seed -> mean over all conditions, for seeds with a finite value under each."""
     found: dict[int, list[float]] = {}
     for entry in summary.entries:
         for seed, value in zip(entry.seeds, entry.values, strict=True):

@@ -1,1 +1,1 @@
-"""(FG)²U and what hypergradients are used for: condensation, coefficients of a PDE, online adaptation, FedSign's gamma."""
+"""(FG)²U and applications of hypergradients: condensation, PDE coefficients, online adaptation, FedSign's gamma."""

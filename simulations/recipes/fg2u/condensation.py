@@ -1,7 +1,8 @@
-"""Digits condensed to a few images of each class: by five methods, in two phases, and by clients that send them once.
+"""Digits condensed to a few images per class: by five methods, in two phases, and by clients that send them once.
 
-Paper: Shen et al. 2024 (arXiv 2406.14095).  An MLP with one hidden layer of 64 units (`fedsign.bilevel.settings` has
-the rest), 300 steps of the images, judged by the test accuracy of 20 fresh networks trained on them alone.
+Paper: Shen et al. 2024 (arXiv 2406.14095).  An MLP with one hidden layer of 64 units (for other settings see
+`fedsign.bilevel.settings`), 300 steps on the images, judged by the test accuracy of 20 fresh networks trained on the
+images only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,13 +36,13 @@ _METHODS: dict[str, Mapping[str, Any]] = {
 def settings(
     method: Mapping[str, Any], seed: int, *, steps: int = 300, lr: float = 0.02, depth: int = 100, **more: Any
 ) -> CondensationConfig:
-    """One condensation; `steps` and `lr` are those of the images."""
+    """Return the settings of a condensation; `steps` and `lr` are those of the images."""
     outer = {"steps": steps, "lr": lr, "evaluations": 20}
     return from_dict({"seed": seed, "inner": {"depth": depth}, "method": dict(method), "outer": outer, **more})
 
 
 def condense(config: CondensationConfig) -> float:
-    """Test accuracy of networks trained on what it learnt."""
+    """Condense, and return the test accuracy of networks trained on the result."""
     condensation = Condensation(config)
     return condensation.evaluate({IMAGES: _images(condensation)})
 
@@ -78,15 +79,18 @@ _ABOVE = tuple(f"fg2u_minus_{other}" for other in _OTHERS[:3])
     | dict.fromkeys(("fg2u_minus_random_subset", "fg2u_minus_class_means"), 0.0),
 )
 def condensation_table(quick: bool) -> Figures:
-    """Test accuracies, means over seeds (quick: (FG)²U and the subset, 40 steps, depth 50, seed 0).
+    """Return test accuracies, means over seeds (quick: (FG)²U and the subset, 40 steps, depth 50, seed 0).
 
-    Paper: section 4.1 and Table 1: reverse unrolling through all steps is at the top, (FG)²U next, and both are above
-    truncated reverse unrolling, Hessian-Free and Neumann's series.  Here 100 steps deep, with 32 directions and images
-    that begin as real ones; each method at the best of three rates on seed 3, means over seeds 0, 1 and 2.  A random
-    subset are the images at the beginning.  With the same rates, since the paper's table has more images a class, too:
-    ten of each, 100 steps of the images.
+    Paper: section 4.1 and Table 1: reverse unrolling through all steps is best, (FG)²U second, and both are above
+    truncated reverse unrolling, Hessian-Free and Neumann series.  Here 100 steps deep, with 32 directions and real
+    initial
+    images; each method at the best of three rates on seed 3, means over seeds 0, 1 and 2.  The random subset is the
+    initial
+    images. At the same rates also with ten images per class and 100 steps on the images, because the paper's table has
+    more
+    images per class.
 
-    Beyond the claim: 10 directions instead of 32; 30 steps from noise, where the order is not claimed.
+    Beyond the claim: 10 directions instead of 32; 30 steps from noise, where no order is claimed.
     """
     best: dict[str, float] = {}
     if quick:
@@ -145,12 +149,14 @@ def _second_phase(name: str) -> list[list[Threshold]]:
     expected=Verdict.HOLDS,
 )
 def two_phase(quick: bool) -> Figures:
-    """Test accuracies after each phase, and what each second phase gains (quick: TRGU, seed 0, a tenth of the steps).
+    """Return test accuracies after each phase, and gains of the second (quick: TRGU, seed 0, a tenth of the steps).
 
-    Paper: section 3 and Fig. 1: the solution of a biased method is a start from which accurate gradients go on, where
-    more of the same method does not.  From real images; 300 steps of Hessian-Free, or of truncated reverse unrolling,
-    then 100 of (FG)²U with 32 directions, or 400 more of the same.  Each phase's rate falls to 0 along a line: the
-    comparison's second phase begins anew as (FG)²U's does.  Means over seeds 0, 1 and 2.
+    Paper: section 3 and Fig. 1: accurate gradients improve on the solution of a biased method, where more steps of the
+    same
+    method do not.  From real images; 300 steps of Hessian-Free or truncated reverse unrolling, then 100 of (FG)²U with
+    32
+    directions, or 400 more of the same method.  Each phase's rate decays linearly to 0, and the control's second phase
+    restarts it as (FG)²U's does.  Means over seeds 0, 1 and 2.
     """
     first, second, more, num_seeds = (30, 10, 40, 1) if quick else (300, 100, 400, 3)
     cheap = ("trgu",) if quick else ("hessian_free", "trgu")
@@ -196,22 +202,22 @@ def _gains(strategy: str) -> list[str]:
     | dict.fromkeys((gain for name in _STRATEGIES for gain in _gains(name)), 0.0),
 )
 def one_shot_federation(quick: bool) -> Figures:
-    """Accuracies and bytes, means over 3 seeds.
+    """Return accuracies and bytes, means over 3 seeds.
 
-    Quick: one seed, one image a class, 10 steps, alpha 0.5, against the images at the beginning.
+    Quick: one seed, one image per class, 10 steps, alpha 0.5, compared with the initial images.
 
-    Five clients share digits by Dirichlet 0.1 and 0.5.  One shot: each condenses its share with (FG)²U (32 directions,
-    100 steps of the images, depth 100) to 1, 3 or 7 images of each class that it has, and sends them with their
-    classes, float32 and int64; the server trains the MLP of 64 units on the union, 20 networks, whose mean accuracy
-    counts.  Beside it rounds of all clients with the same model, one local epoch at batches of 32, at the best of three
-    rates for each strategy on seed 3.  Seeds 0, 1 and 2 are judged, paired.
+    Five clients share digits by Dirichlet 0.1 and 0.5.  One shot: each client condenses its samples with (FG)²U (32
+    directions, 100 steps on the images, depth 100) to 1, 3 or 7 images of each class that it has, and sends them with
+    their
+    labels, float32 and int64. The server trains the MLP of 64 units on the union, and the mean accuracy of 20 networks
+    counts.  The alternative is rounds of all clients with the same model and one local epoch at batches of 32, at the
+    best
+    of three rates per strategy on seed 3.  Seeds 0, 1 and 2 are judged, paired.
 
-    The control was added when it had been seen that ten steps of condensing gain one point on the real images at the
-    beginning.
+    The control was added after it turned out that ten steps of condensation gain one point over the initial images.
 
-    Bytes are those that the clients send.  The hypothesis was fixed before anything was run: at no more bytes than one
-    round takes, one shot is above FedAvg and FedSign after that round; where they are above it, it is at many times its
-    bytes.
+    Bytes are those sent by clients.  The hypothesis was fixed before anything was run: at no more bytes than one round
+    takes, one shot is above FedAvg and FedSign after that round; they exceed it only at many times its bytes.
     """
     if quick:
         return _quick_one_shot()
@@ -249,17 +255,17 @@ def one_shot_federation(quick: bool) -> Figures:
 
 
 def _quick_one_shot() -> Figures:
-    """What ten steps make of one image a class, and what it was at the beginning."""
+    """Return the accuracy after ten steps with one image per class, and that of the initial images."""
     cell, name = (1, 0.5, 0), "alpha_0.5_one_shot_1"
     (begun, _), (accuracy, num_bytes) = (_one_shots([cell], steps=steps)[cell] for steps in (0, 10))
     return {name: accuracy, f"{name}_bytes": num_bytes, f"{name}_begun": begun, f"{name}_gain": accuracy - begun}
 
 
-_Shot = tuple[int, float, int]  # images a class, alpha, seed
+_Shot = tuple[int, float, int]  # images per class, alpha, seed
 
 
 def _one_shots(cells: Sequence[_Shot], *, steps: int) -> dict[_Shot, tuple[float, int]]:
-    """Accuracy and bytes of each, all clients side by side; what takes longest first."""
+    """Return accuracy and bytes of each shot. All clients run in parallel, the longest first."""
     configs = {cell: settings(_FG2U, cell[2], steps=steps, images_per_class=cell[0]) for cell in cells}
     sent = on_all_cores(
         {
@@ -276,7 +282,7 @@ def _one_shots(cells: Sequence[_Shot], *, steps: int) -> dict[_Shot, tuple[float
 
 
 def _sent(config: CondensationConfig, alpha: float, client: int) -> tuple[Tensor, Tensor]:
-    """A client's images and their classes."""
+    """Return a client's images and labels."""
     work = Workload(experiment_of(_experiment(alpha, config.seed)))
     condensation = Condensation(config, replace(work.dataset, train=work.samples_of(client)))
     return _images(condensation), condensation.labels

@@ -1,11 +1,10 @@
-"""Memory and time of hypergradients by the depth of the training.
+"""Memory and time of hypergradients by training depth.
 
 Paper: Shen et al. 2024 (arXiv 2406.14095), section 3: reverse unrolling keeps the whole training, (FG)²U one state and
-b tangents.  Digits condensed to one image of each class with an MLP of 64 units, b = 10; live bytes at the peak of one
-hypergradient, of what it makes itself, by torch's dispatcher.  Seconds are of one hypergradient each and go into the
-picture alone.
+b tangents.  Digits condensed to one image per class with an MLP of 64 units, b = 10. Measured are the live bytes that
+one hypergradient allocates, at their peak, by a torch dispatch mode. Seconds of one hypergradient are only plotted.
 
-Beyond the claim: the depth from which on (FG)²U is the smaller one.
+Beyond the claim: the depth from which (FG)²U takes less memory.
 """
 
 import time
@@ -34,7 +33,7 @@ PICTURE = Path("fg2u-memory.svg")
 
 
 def hypergradient(method: str, depth: int) -> Callable[[], object]:
-    """One to be taken, again and again the same; data, network and batches are made."""
+    """Prepare a hypergradient that can be taken repeatedly, with data, network and batches in place."""
     said = {"name": method, **METHODS[method]}
     made = Condensation(from_dict({"inner": {"depth": depth}, "outer": {"batch_size": 256}, "method": said}))
     meta, found = made.begin().meta, made.config.method.build()
@@ -49,7 +48,7 @@ def hypergradient(method: str, depth: int) -> Callable[[], object]:
 
 
 def peak_bytes(take: Callable[[], object]) -> int:
-    """Live bytes at the peak of what a hypergradient makes itself."""
+    """Return the peak of the live bytes that a hypergradient allocates."""
     live = LiveBytes()
     with live:
         take()
@@ -61,11 +60,11 @@ def peak_bytes(take: Callable[[], object]) -> int:
     part("the memory of (FG)²U does not grow with the depth", within(1.0, 0.01, "fg2u_growth")),
     part("that of reverse unrolling grows at least eightfold from 10 to 200 steps", at_least(8.0, "rgu_growth")),
     source="(FG)²U, section 3",
-    null={"fg2u_growth": 8.0, "rgu_growth": 1.0},  # the other way round
+    null={"fg2u_growth": 8.0, "rgu_growth": 1.0},  # exchanged
     expected=Verdict.HOLDS,
 )
 def fg2u_memory(quick: bool) -> Shown:
-    """Bytes at each depth (quick: four), their growth from 10 to 200, and where reverse unrolling and (FG)²U cross."""
+    """Return bytes at each depth (quick: four), their growth from 10 to 200, and the depth where the methods cross."""
     depths = _QUICK_DEPTHS if quick else DEPTHS
     sizes: dict[tuple[str, int], int] = {}
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
@@ -79,7 +78,7 @@ def fg2u_memory(quick: bool) -> Shown:
     write(lambda: draw(*depth_charts(depths, megabytes, seconds), height=2.5), PICTURE)
     figures: dict[str, float] = {f"{method}_{depth}_bytes": size for (method, depth), size in sizes.items()}
     figures |= {f"{method}_growth": sizes[method, 200] / sizes[method, 10] for method in METHODS}
-    low, high = depths[0], depths[-1]  # reverse unrolling's bytes are a line in the depth
+    low, high = depths[0], depths[-1]  # bytes of reverse unrolling are linear in the depth
     first, last = sizes["rgu", low], sizes["rgu", high]
     figures["crossing_depth"] = low + (sizes["fg2u", low] - first) * (high - low) / (last - first)
     return figures, PICTURE
@@ -88,7 +87,7 @@ def fg2u_memory(quick: bool) -> Shown:
 def depth_charts(
     depths: Sequence[int], megabytes: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]
 ) -> list[Chart]:
-    """Both axes logarithmic: what grows with the depth is a slope, what does not is level."""
+    """Plot on two logarithmic axes: growth with depth is a slope, constant cost a level line."""
     x, charts = Axis(label="steps of the training", scale="log"), []
     for title, lines in (("peak, MB", megabytes), ("time, s", seconds)):
         series = [Series(name=name, x=depths, y=lines[name], marker="o", color=at) for at, name in enumerate(lines)]

@@ -1,8 +1,8 @@
-"""(FG)^2U is unbiased, and scatters as the formulas say.
+"""(FG)^2U is unbiased, and its second moment is as derived.
 
-E|g_hat|^2 = ((N + b - 1) / b) |g|^2 with Rademacher directions, ((N + b + 1) / b) |g|^2 with Gaussian ones.  A training
-of 6 steps with momentum whose first weights, learning rate and decay are learnt, N = 8: over all 2^8 Rademacher vectors
-mean and second moment are exact; Gaussian ones over 20,000 draws.
+E|g_hat|^2 = ((N + b - 1) / b) |g|^2 with Rademacher directions, ((N + b + 1) / b) |g|^2 with Gaussian ones.  The
+problem is a training of 6 steps with momentum whose initial weights, learning rate and decay are learned, N = 8. Over
+all 2^8 Rademacher vectors, mean and second moment are exact; Gaussian vectors are sampled 20,000 times.
 """
 
 import itertools
@@ -41,7 +41,7 @@ _GAUSSIAN = ("gaussian_second_moment_1", "gaussian_second_moment_4")
     part("with Gaussian directions it is (N + b + 1) / b times", within(1.0, 0.04, *_GAUSSIAN)),
     source="(FG)²U, section 3",
     quick=[*_EXACT, within(1.0, 0.1, *_GAUSSIAN)],
-    null={  # a biased estimate; each formula for the other's directions: (N + b -+ 1) / (N + b +- 1) at N = 8
+    null={  # a biased estimate, and each formula for the other's directions: (N + b -+ 1) / (N + b +- 1) at N = 8
         "forward_error": 1.0,
         "rademacher_mean_error": 1.0,
         "rademacher_second_moment": 10 / 8,
@@ -51,7 +51,7 @@ _GAUSSIAN = ("gaussian_second_moment_1", "gaussian_second_moment_4")
     expected=Verdict.HOLDS,
 )
 def fg2u_unbiased(quick: bool) -> Figures:
-    """Relative errors of the mean, and second moments over those of the formulas."""
+    """Return relative errors of the mean, and second moments relative to the formulas."""
     inner, meta = problem()
     generator = torch.Generator().manual_seed(1)
     gradient = _flat(rgu()(inner, meta, generator=generator).gradient)

@@ -1,13 +1,17 @@
-"""FedSign's gamma learnt by gradients through rounds, beside a grid of three at equal compute.
+"""FedSign's gamma learned by gradients through rounds, compared with a grid of three at equal compute.
 
-Ten clients share digits by Dirichlet 0.3, five of them a round, 10 local steps, 30 rounds, the MLP of 64 units.  The
-grid: gamma 0.001, 0.01 and 0.1, each played for 30 rounds, the best one by the loss on a fifth of the training samples
-that is held out.  Learnt: from 0.01, 10 steps of 3 rounds each from the initial model, by the exact forward gradient, a
-step of Adam of 0.5 on about the logarithm; a round with one tangent is counted as three without, so that both take as
-long as 90 rounds, but for the last look at what was learnt.  Then both are played for 30 rounds on all training samples
-but the held-out ones; test losses, means over seeds 0, 1 and 2.
+Ten clients share digits by Dirichlet 0.3, five of them per round, 10 local steps, 30 rounds, the MLP of 64 units.
 
-The hypothesis was fixed before anything was run: the learnt gamma's test loss is no higher than that of the grid's
+- Grid: gamma 0.001, 0.01 and 0.1, each played for 30 rounds; the best one by the loss on a held-out fifth of the
+    training samples.
+- Learned: from 0.01, 10 steps of 3 rounds each from the initial model, by the exact forward gradient and Adam steps of
+    0.5 on about the logarithm. A round with one tangent counts as three without, so that both cost 90 rounds, apart
+    from the final evaluation of the learned value.
+
+Then both are played for 30 rounds on all training samples except the held-out ones; test losses are means over seeds 0,
+1 and 2.
+
+The hypothesis was fixed before anything was run: the learned gamma's test loss is no higher than that of the grid's
 best.
 """
 
@@ -33,15 +37,15 @@ _GRID, _START = (0.001, 0.01, 0.1), 0.01
     ),
     quick=[below(0.0, "learnt_minus_start")],
     null={"learnt_minus_grid": 0.1, "learnt_minus_start": 0.0},
-    expected=Verdict.DOES_NOT_HOLD,  # what is best for 3 rounds diverges within 30; docs/recipes.md has the figures
+    expected=Verdict.DOES_NOT_HOLD,  # the best gamma for 3 rounds diverges within 30; docs/recipes.md has the numbers
     plays=lambda quick, where: Plays(  # learning takes as long as the grid
         trainings=7 if quick else 21, experiment=_experiment(0, _START, 4 if quick else 30, where)
     ),
 )
 def learned_gamma(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Test losses and accuracies, and the gammas.
+    """Return test losses and accuracies, and the gammas.
 
-    Quick: 4 rounds, 2 steps of one round, one seed: is gamma better than where it began?
+    Quick: 4 rounds, 2 steps of one round, one seed; checks that the learned gamma beats the initial one.
     """
     rounds, steps, horizon, num_seeds = (4, 2, 1, 1) if quick else (30, 10, 3, 3)
     asked = Asked(names=("strategy.gamma",), steps=steps, rounds=horizon, lr=0.5)

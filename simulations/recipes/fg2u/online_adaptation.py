@@ -1,21 +1,21 @@
-"""A language model that reads a stream of passages, with the weights of its tokens learnt through the reading.
+"""A language model reads a stream of passages, with token weights that were learned through such streams.
 
-Paper: Shen et al. 2024 (arXiv 2406.14095), on the task of CaMeLS (Hu et al. 2023, arXiv 2305.15076): what reverse
-unrolling through 6 steps has learnt, the first phase, (FG)²U goes on from through 24 or 48 steps, with 8 Rademacher
+Paper: Shen et al. 2024 (arXiv 2406.14095), on the task of CaMeLS (Hu et al. 2023, arXiv 2305.15076). The first phase
+learns by reverse unrolling through 6 steps; from its result, (FG)²U continues through 24 or 48 steps, with 8 Rademacher
 directions.
 
-Here the model is our `gpt`, 2 layers of width 48, of characters, trained on half of the documents of Python's help
-texts.  Passages, questions and answers: `reading`.  It takes a step of SGD a passage, at the best of four rates for
-uniform weights; the outer loss is that of the answers, and a tenth of the divergence from the model before on what that
-was trained on.  In the second phase every method takes equally many outer steps.  Judged on documents that were not
-learnt on, after 48 passages: the loss of the answers in nats a character, beside that of uniform weights.
+Here the model is our `gpt`, 2 layers of width 48, on characters, trained on half of the documents of Python's help
+texts.  For passages, questions and answers see `reading`.  The model takes one SGD step per passage, at the best of
+four rates for uniform weights. The outer loss is that of the answers plus a tenth of the divergence from the original
+model on its training texts. In the second phase all methods take the same number of outer steps. They are judged on
+unseen documents after 48 passages, by the loss of the answers in nats per character, beside that of uniform weights.
 
 Beyond the claim: weights of 1 in words and 0 elsewhere, at their best rate; reverse unrolling through all 48 steps,
-whose gradient has no bias and no chance; and eight times as many outer steps of reverse unrolling through 6.
+whose gradient is exact; and eight times as many outer steps of reverse unrolling through 6.
 
 The hypothesis, fixed before these sizes and seeds were measured: reverse unrolling at depth 6 ends below uniform
-weights, and (FG)²U at depth 24, and at depth 48, below reverse unrolling at depth 6, which sees nothing of what its
-weights do to what is read later and to what was read earlier.
+weights, and (FG)²U at depths 24 and 48 ends below reverse unrolling at depth 6, which cannot see how its weights affect
+distant passages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ _RATES, _OUTER_LR = (0.025, 0.05, 0.1, 0.2), 0.1
 _SHORT, _LONG = 6, 48
 _DIVERGENCE, _NUM_KEPT = 0.1, 8
 _FG2U = fg2u(num_directions=8)
-WAYS: dict[str, tuple[Method, int, int]] = {  # of the second phase: method, depth, times as many outer steps
+WAYS: dict[str, tuple[Method, int, int]] = {  # of the second phase: method, depth, factor on the number of outer steps
     "rgu_6": (rgu(), _SHORT, 1),
     "rgu_6_longer": (rgu(), _SHORT, 8),
     "rgu_48": (rgu(), _LONG, 1),
@@ -57,7 +57,7 @@ _DEEPER = ("fg2u_24_minus_rgu_6", "fg2u_48_minus_rgu_6")
 
 
 class Library:
-    """A model and what it reads."""
+    """A model and its texts."""
 
     def __init__(self, pretraining_steps: int) -> None:
         with torch_stream(0, Purpose.MODEL):
@@ -78,7 +78,7 @@ class Library:
         self.judging = reading.excerpts(reading.texts().judging, self.reader, self.theta)
 
     def problem(self, depth: int, *, lr: float, generator: torch.Generator) -> Problem:
-        """A stream of documents to learn on; for one generator a shorter one is the begin of a longer."""
+        """Draw a stream of documents to learn on. For the same generator, a shorter one is a prefix of a longer one."""
         order = torch.randperm(len(self.learning), generator=generator).tolist()
         read = reading.stream([self.learning[at] for at in order[: depth // reading.PASSAGES_OF_EXCERPT]])
         kept = self._tokens[torch.randint(len(self._tokens), (_NUM_KEPT,), generator=generator)]
@@ -96,7 +96,7 @@ class Library:
     def judged(
         self, own: Sequence[reading.Excerpt], meta: Tree, *, lr: float, num_streams: int, weigh: Weigh = token_weights
     ) -> tuple[float, float]:
-        """Losses of the answers and of all characters of the questions after 48 passages, means over streams."""
+        """Return the losses of the answers and of all question characters after 48 passages, means over streams."""
         generator = torch_generator(0, Purpose.EVALUATION)
         order, size = torch.randperm(len(own), generator=generator).tolist(), _LONG // reading.PASSAGES_OF_EXCERPT
         found = []
@@ -146,9 +146,9 @@ class Library:
     expected=Verdict.IN_PART,
 )
 def online_adaptation(quick: bool) -> Figures:
-    """Losses after 48 passages, means over seeds.
+    """Return losses after 48 passages, means over seeds.
 
-    Quick: fewer steps of all, one seed, reverse unrolling and (FG)²U at depth 24.
+    Quick: fewer steps, one seed, only reverse unrolling and (FG)²U at depth 24.
     """
     pretraining, steps, more, num_seeds, count = (300, 20, 3, 1, 4) if quick else (1500, 100, 20, 3, 8)
     ways = ("rgu_6", "fg2u_24") if quick else tuple(WAYS)
@@ -176,7 +176,7 @@ def online_adaptation(quick: bool) -> Figures:
 def learnt(
     library: Library, meta: Tree, method: Method, depth: int, *, lr: float, steps: int, seed: int, after: int = 0
 ) -> Tree:
-    """The weight model after so many outer steps; `after`: how many there were before."""
+    """Learn the weight model for a number of outer steps; `after`: the number of earlier ones."""
 
     def take(step: int, meta: Tree) -> Hypergradient:
         generator = torch_generator(seed, Purpose.LEARNING, round=after + step + 1)
@@ -187,7 +187,7 @@ def learnt(
 
 
 def _figures(found: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, float]:
-    """Means over seeds, the answers' worst, and their means minus those of uniform weights and of reverse unrolling."""
+    """Return means over seeds, the worst answers, and differences to uniform weights and to reverse unrolling."""
     means = {name: [fmean(each) for each in zip(*losses, strict=True)] for name, losses in found.items()}
     answers = {name: mean for name, (mean, _) in means.items()}
     figures = {f"{name}_answers": mean for name, mean in answers.items()}
@@ -201,7 +201,7 @@ def _figures(found: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, fl
 
 
 def _best_rate(library: Library, weigh: Weigh, num_streams: int) -> float:
-    """Of the documents to learn on, where nothing is learnt yet."""
+    """Return the best rate on the documents to learn on, before any learning."""
 
     def loss(lr: float) -> float:
         return library.judged(library.learning, _start(0), lr=lr, num_streams=num_streams, weigh=weigh)[0]

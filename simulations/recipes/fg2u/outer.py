@@ -1,4 +1,4 @@
-"""Adam on meta-parameters, as the recipes of (FG)²U use it."""
+"""Adam on meta-parameters, shared by the recipes of (FG)²U."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,7 @@ from fedsign.bilevel.updates import Adam, parameters_of
 def adam(
     take: Callable[[int, Tree], Hypergradient], begun: Tree, *, steps: int, lr: float
 ) -> Iterator[tuple[Tree, Hypergradient]]:
-    """The meta-parameters after each step, and the hypergradient it took; the rate falls to 0 along a line."""
+    """Yield the meta-parameters after each step, and its hypergradient; the rate decays linearly to 0."""
     state = Adam().begin(begun)
     for step in range(steps):
         found = take(step, parameters_of(state))

@@ -1,20 +1,20 @@
-"""Coefficients of Burgers' equation from 100 values of its solution: a solver or a network as the inner problem.
+"""Coefficients of Burgers' equation from 100 values of its solution, with a solver or a network as inner problem.
 
 Paper: Shen et al. 2024 (arXiv 2406.14095), the discovery of coefficients, and the authors' public code.  u_t + a u u_x
-= nu u_xx (`simulations.recipes.fg2u.burgers`), a = 1 and nu = 0.1 / pi, from starts drawn by the seed: a from 0.5 to
-1.5, sqrt(nu) from 0.1 to 0.4.  The outer loss is the mean square at 10 times x 10 points of the exact solution, Adam
-moves a and sqrt(nu) at a rate of 0.03 that falls to 0 along a line, 120 steps for all.
+= nu u_xx (`simulations.recipes.fg2u.burgers`), a = 1 and nu = 0.1 / pi, with random starts by seed: a from 0.5 to 1.5,
+sqrt(nu) from 0.1 to 0.4.  The outer loss is the mean squared error at 10 times x 10 points of the exact solution. Adam
+updates a and sqrt(nu) for 120 steps, at a rate of 0.03 that decays linearly to 0.
 
-- `quadrature`: scipy's solver on 64 times x 128 points as a black box, differences along the 5 x 5 nodes of a
+- `quadrature`: SciPy's solver on 64 times x 128 points as a black box, differences along the 5 x 5 nodes of a
     quadrature; `random`: the same along 4 random directions.
-- `fresh`: a network trained from its first weights for 50 steps at each step of the coefficients (the paper's: 100 to
-    50,000); `continued`: its training goes on for 50 steps from where it ended at the last one, 6,000 in all.  The
-    exact reverse gradient goes through the 50 steps.
+- `fresh`: a network trained from its initial weights for 50 steps at each outer step (the paper: 100 to 50,000);
+    `continued`: its training continues for 50 steps from the last one's end, 6,000 in total.  The exact reverse
+    gradient goes through the 50 steps.
 
-The hypothesis was fixed before anything was measured (the outer rate and the number of steps were tried with `random`
-and with `continued` on one seed): the solver ends nearer to the coefficients and to the solution than either network,
-and is sooner below the error at which the better network ends than that network is at its end.  Seconds are of this
-machine; both are measured in turn, seed by seed.
+The hypothesis was fixed before anything was measured (only the outer rate and the number of steps were tried, with
+`random` and `continued` on one seed): the solver ends nearer to the coefficients and to the solution than either
+network, and reaches the final error of the better network sooner than that network does.  Seconds are of this machine;
+both are measured in turn, seed by seed.
 """
 
 import time
@@ -49,7 +49,7 @@ _RATE, _WIDTHS, _POINTS, _NETWORK_RATE, _FIRST_WEIGHT = 0.03, (32, 32), 128, 0.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Discovery:
-    """Seconds and the coefficients' error after each step; the last coefficients and solution, [times, points]."""
+    """Seconds and coefficient error after each step; the final coefficients and solution, [times, points]."""
 
     seconds: list[float]
     errors: list[float]
@@ -71,11 +71,11 @@ class Discovery:
     source="(FG)²U, Figure 2",
     quick=[at_most(0.1, "quadrature_eps_phi", "random_eps_phi")],
     null={"eps_phi_ratio": 1.0, "eps_u_ratio": 1.0, "quadrature_time_ratio": 1.0}
-    | {"quadrature_eps_phi": 0.44, "random_eps_phi": 0.44},  # where they begin
+    | {"quadrature_eps_phi": 0.44, "random_eps_phi": 0.44},  # the errors at the start
     expected=Verdict.HOLDS,
 )
 def pde_coefficients(quick: bool) -> Shown:
-    """Errors, seconds, and the solver's over the better network's.
+    """Return errors, seconds, and the solver's time relative to the better network's.
 
     Quick: one seed, 40 steps, 4 x 4 nodes, 20 steps of the network.
     """
@@ -102,14 +102,14 @@ def pde_coefficients(quick: bool) -> Shown:
 
 
 def _time_ratio(solver: Discovery, other: Discovery) -> float:
-    """When the solver's error is below the other's last one for good, over the other's time; infinite if never."""
+    """Return when the solver's error stays below the other's final one, over the other's time; infinity if never."""
     above = [step for step, error in enumerate(solver.errors) if error > other.errors[-1]]
     at = above[-1] + 1 if above else 0
     return solver.seconds[at] / other.seconds[-1] if at < len(solver.seconds) else float("inf")
 
 
 def discovery_charts(found: Mapping[str, Discovery]) -> list[Chart]:
-    """The coefficients' errors over time, logarithmic, and the solutions at the last time; the true one is gray."""
+    """Plot the coefficient errors over time, logarithmic, and the final solutions, with the true one in gray."""
     longest = max(each.seconds[-1] for each in found.values())
     errors, solutions = [], [Series(name="true", x=_X.tolist(), y=_TRUE[-1].tolist(), color=7)]
     for color, (name, each) in enumerate(found.items()):
@@ -124,13 +124,13 @@ def discovery_charts(found: Mapping[str, Discovery]) -> list[Chart]:
 
 
 def start(seed: int) -> Tree:
-    """Coefficients to begin with."""
+    """Draw initial coefficients."""
     a, root = torch.rand(2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return {"advection": 0.5 + a, "root": 0.1 + 0.3 * root}
 
 
 def error_of(meta: Tree) -> float:
-    """|phi - true| / |true|, phi = (a, nu)."""
+    """Return |phi - true| / |true|, phi = (a, nu)."""
     away = np.hypot(float(meta["advection"]) - _ADVECTION, float(meta["root"]) ** 2 - _VISCOSITY)
     return float(away / np.hypot(_ADVECTION, _VISCOSITY))
 
@@ -138,7 +138,7 @@ def error_of(meta: Tree) -> float:
 def discover(
     take: Callable[[Tree], Hypergradient], predicted: Callable[[Tree], Tensor], *, seed: int, steps: int
 ) -> Discovery:
-    """Adam on the coefficients; `predicted` is the solution that a final state stands for."""
+    """Optimize the coefficients by Adam; `predicted` maps a final state to its solution."""
     at, seconds, errors = time.perf_counter(), [], []
     for last in adam(lambda _, meta: take(meta), start(seed), steps=steps, lr=_RATE):
         seconds.append(time.perf_counter() - at)
@@ -148,7 +148,7 @@ def discover(
 
 
 def by_solver(seed: int, steps: int, method: Method) -> Discovery:
-    """With scipy's solver inside: a black box, judged at the points that are observed."""
+    """Discover with SciPy's solver inside: a black box, judged at the observed points."""
     seen = _TRUE[_SEEN_T][:, _SEEN_X]
     problem = Problem(
         inner=Spectral(x=_X), data=[_T], outer=lambda state, _: (state["u"][_SEEN_T][:, _SEEN_X] - seen).square().mean()
@@ -161,22 +161,22 @@ def by_solver(seed: int, steps: int, method: Method) -> Discovery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class From(Inner):
-    """An inner problem that goes on from a state."""
+    """An inner problem that continues from a state."""
 
     inner: Inner
     state: Tree
 
     def initial(self, meta: Tree) -> Tree:
-        """The state, which no coefficient changes any more."""
+        """Return the state, which no longer depends on the coefficients."""
         return self.state
 
     def step(self, state: Tree, meta: Tree, data: Tensor) -> Tree:
-        """As always."""
+        """Take a step of the wrapped problem."""
         return self.inner.step(state, meta, data)
 
 
 def by_network(seed: int, steps: int, *, depth: int, goes_on: bool) -> Discovery:
-    """With a network inside, which is trained afresh at each step or goes on from where it ended."""
+    """Discover with a network inside, trained afresh at each step or continued."""
     generator = torch.Generator().manual_seed(seed)
     training = physics_informed(network(_WIDTHS, generator), rate=_NETWORK_RATE, first_weight=_FIRST_WEIGHT)
     method, t, x = rgu(), torch.from_numpy(_T), torch.from_numpy(_X)
@@ -204,11 +204,11 @@ def by_network(seed: int, steps: int, *, depth: int, goes_on: bool) -> Discovery
 
 
 def _points(t: Tensor, x: Tensor) -> list[Tensor]:
-    """Times and points of a grid, one after another."""
+    """Return times and points of a grid, flattened."""
     return [each.flatten() for each in torch.meshgrid(t, x, indexing="ij")]
 
 
 def _drawn(generator: torch.Generator) -> Tensor:
-    """Points (x, t) for a step of the network."""
+    """Draw points (x, t) for a step of the network."""
     drawn = torch.rand(_POINTS, 2, generator=generator, dtype=torch.float64)
     return torch.stack([2 * drawn[:, 0] - 1, drawn[:, 1]], 1)

@@ -1,10 +1,12 @@
-"""What `online-adaptation` reads and is asked: passages of Python's help texts, and what follows them.
+"""Passages and questions of `online-adaptation`, cut from Python's help texts.
 
-A document is cut into windows of `LENGTH` characters, and these into excerpts of twelve: the six passages, at even places, are read; the window after
-each holds the questions.  The answers are those characters of the questions that lie in a word of four letters or more which begins in
-one of the excerpt's passages, too: what can be known of having read them.
+A document is cut into windows of `LENGTH` characters, and these into excerpts of twelve. The model reads the six
+passages at even positions; the window after each holds the questions.  The answers are those characters of the
+questions that lie in a word of four letters or more which begins in a passage of the same excerpt: characters that
+reading the passages helps to predict.
 
-Of paragraphs of 40 characters or more that stand in several documents one is kept: no part of the documents knows another by heart.
+Of paragraphs of 40 characters or more that occur in several documents, one copy is kept, so that training documents do
+not reveal others.
 """
 
 import re
@@ -23,12 +25,12 @@ from fedsign.data.text.tokenizers import Characters
 LENGTH, PASSAGES_OF_EXCERPT = 64, 6
 _NOTABLE, _PARAGRAPH, _WORD = 40, "\n\n", re.compile(r"[A-Za-z_]{4,}")
 _KINDS = (str.islower, str.isupper, str.isdigit, " ".__eq__, "\n".__eq__)
-IN_WORD, NUM_FEATURES = 2 + len(_KINDS) + 1, 2 + len(_KINDS) + 3  # the place of one feature, and how many there are
+IN_WORD, NUM_FEATURES = 2 + len(_KINDS) + 1, 2 + len(_KINDS) + 3  # index of one feature, and the number of features
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Texts:
-    """Documents to train the model on, to learn weights on, and to judge them on; the first ones' characters and words."""
+    """Documents to train the model on, to learn weights on, and to judge them on; characters and words of the first."""
 
     pretraining: Sequence[str]
     learning: Sequence[str]
@@ -39,7 +41,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Excerpt:
-    """What is read, a step each, and the questions afterwards: tokens and those that follow them [p, LENGTH], and which of the latter are answers."""
+    """An excerpt: passages to read in one step each, then questions. Tokens and targets are [p, LENGTH]."""
 
     passages: Sequence[Passage]
     tokens: Tensor
@@ -49,7 +51,7 @@ class Excerpt:
 
 @lru_cache
 def texts() -> Texts:
-    """By length, every second document is to train on; the others are in turn to judge and to learn on."""
+    """Sort documents by length: every second one is for training; the others alternate between judging and learning."""
     from pydoc_data.topics import topics
 
     names, seen = sorted(topics, key=lambda name: (-len(topics[name]), name)), set[str]()
@@ -66,21 +68,21 @@ def texts() -> Texts:
 
 
 def _unseen(text: str, seen: set[str]) -> str:
-    """A text without the long paragraphs that were seen; its own are seen from now on."""
+    """Return a text without long paragraphs seen before, and mark its own as seen."""
     kept = [each for each in text.split(_PARAGRAPH) if len(each) < _NOTABLE or each.strip() not in seen]
     seen.update(each.strip() for each in kept)
     return _PARAGRAPH.join(kept)
 
 
 def windows(text: str) -> tuple[Tensor, Tensor]:
-    """Tokens and the tokens that follow them [n, LENGTH]; what is left over at the end is dropped."""
+    """Return tokens and targets [n, LENGTH]; the rest at the end is dropped."""
     tokens = torch.tensor(texts().tokenizer.encode(text))
     end = (len(tokens) - 1) // LENGTH * LENGTH
     return tokens[:end].view(-1, LENGTH), tokens[1 : end + 1].view(-1, LENGTH)
 
 
 def stream(excerpts: Sequence[Excerpt]) -> Excerpt:
-    """Excerpts one after another; all questions come at the end."""
+    """Concatenate excerpts; all questions come at the end."""
     return Excerpt(
         passages=[passage for each in excerpts for passage in each.passages],
         tokens=torch.cat([each.tokens for each in excerpts]),
@@ -91,7 +93,7 @@ def stream(excerpts: Sequence[Excerpt]) -> Excerpt:
 
 @torch.no_grad()
 def excerpts(documents: Sequence[str], reader: Reader, theta: Tensor) -> list[Excerpt]:
-    """All of the documents; `theta` [M] is the model whose surprise is a feature of every token."""
+    """Return all excerpts of the documents; `theta` [M] is the model whose surprise is a feature of every token."""
     return [excerpt for text in documents for excerpt in _of_document(text, reader, theta)]
 
 
@@ -118,12 +120,12 @@ def _of_document(text: str, reader: Reader, theta: Tensor) -> Iterator[Excerpt]:
 
 
 def _characters(window: int) -> range:
-    """Where a window's targets stand in the text."""
+    """Return the characters of a window's targets."""
     return range(window * LENGTH + 1, (window + 1) * LENGTH + 1)
 
 
 def _words(text: str) -> tuple[list[str], list[int]]:
-    """Of each character the word that it lies in, empty for none, and its place there, -1 for none."""
+    """Return for each character its word, empty if none, and its position in the word, -1 if none."""
     words, places = [""] * len(text), [-1] * len(text)
     for found in _WORD.finditer(text):
         for place, at in enumerate(range(*found.span())):
@@ -132,9 +134,11 @@ def _words(text: str) -> tuple[list[str], list[int]]:
 
 
 def _features(text: str, words: Sequence[str], places: Sequence[int], logits: Tensor, targets: Tensor) -> Tensor:
-    """Of each target [n, LENGTH, F], all of about the size 1.
+    """Return features of each target [n, LENGTH, F], scaled to about 1.
 
-    The model's surprise and its entropy; the kind of character; the place in the word, whether there is one, and how often the model has seen it.
+    These are the model's surprise and entropy, the kind of character, whether it is in a word and where, and how often
+    the
+    model has seen that word.
     """
     end = targets.numel() + 1
     logs = logits.log_softmax(-1)

@@ -1,1 +1,1 @@
-"""A pretrained language model fine-tuned by silos."""
+"""Recipe on a pretrained language model, fine-tuned by silos."""

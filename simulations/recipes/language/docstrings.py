@@ -1,9 +1,11 @@
-"""Instructions out of what every reader has: what the functions of Python's standard library do, in the words of their docstrings.
+"""Instruction data that every machine has: docstrings of Python's standard library.
 
-    {"instruction": "What does textwrap.shorten do?", "input": "", "output": "Collapse and truncate the given text.", "silo": "texts"}
+    {"instruction": "What does textwrap.shorten do?", "input": "",
+     "output": "Collapse and truncate the given text.", "silo": "texts"}
 
-Four silos know four parts of the library.  An answer is the first sentence of a docstring and stands in one line only, so that none
-of the test is known by heart; every tenth line of a silo is for the test.  They differ a little between versions of Python.
+Each of four silos has a part of the library.  An answer is the first sentence of a docstring. Each answer occurs in one
+line only, so that no test answer is in the training data. Every tenth line of a silo is a test line.  The data differ
+slightly between Python versions.
 """
 
 import importlib
@@ -32,12 +34,12 @@ SILOS = {
         "socket socketserver ssl subprocess threading traceback unittest unittest.mock urllib.request weakref"
     ),
 }
-_TYPES = {"texts": (str, bytes), "numbers": (int, float, complex, list, dict, set, tuple)}  # the built-in ones
+_TYPES = {"texts": (str, bytes), "numbers": (int, float, complex, list, dict, set, tuple)}  # built-in
 _SHORTEST, _LONGEST, _TEST_EVERY = 20, 160, 10
 
 
 def write(folder: Path) -> None:
-    """Write train.jsonl, test.jsonl, and the training lines of each silo by themselves as SILO.jsonl."""
+    """Write train.jsonl, test.jsonl, and each silo's training lines as SILO.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     of_silo = lines()
     train = {silo: [line for at, line in enumerate(all_) if at % _TEST_EVERY] for silo, all_ in of_silo.items()}
@@ -49,7 +51,7 @@ def write(folder: Path) -> None:
 
 
 def lines() -> dict[str, list[dict[str, str]]]:
-    """The lines of each silo, in the order of the names."""
+    """Return the lines of each silo, in the order of names."""
     seen: set[str] = set()
     found: dict[str, list[dict[str, str]]] = {}
     for silo in SILOS:
@@ -65,13 +67,13 @@ def lines() -> dict[str, list[dict[str, str]]]:
 
 
 def _things(silo: str) -> Iterator[tuple[str, Any]]:
-    """Functions, classes and methods by their full names."""
+    """Return functions, classes and methods by qualified name."""
     for kind in _TYPES.get(silo, ()):
         yield from _methods(kind.__name__, kind)
     for name in SILOS[silo].split():
         try:
             module = importlib.import_module(name)
-        except ImportError:  # a Python may be built without it
+        except ImportError:  # some Python builds lack it
             continue
         for key, thing in vars(module).items():
             if key.startswith("_") or not _is_own(thing, name):
@@ -83,7 +85,7 @@ def _things(silo: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_own(thing: Any, module: str) -> bool:
-    """Whether a module has not just imported it; what is written in C names a module with an underscore, or the system's."""
+    """Whether a module defines a thing. C code names a module with an underscore, or the system's."""
     origin = str(getattr(thing, "__module__", None) or module).partition(".")[0].lstrip("_")
     return origin in (module.partition(".")[0], "posix", "posixpath", "genericpath", "nt", "ntpath")
 
@@ -97,7 +99,7 @@ def _methods(name: str, kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _first_sentence(thing: Any) -> str | None:
-    """What stands in a thing's own docstring before the first full stop, if it is a sentence."""
+    """Return the text before the first full stop of a thing's own docstring, if it is a sentence."""
     doc = getattr(thing, "__doc__", None)
     if not isinstance(doc, str) or not doc.strip():
         return None

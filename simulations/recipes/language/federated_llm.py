@@ -1,17 +1,16 @@
 """Four silos fine-tune a pretrained language model, each on questions about its part of Python's standard library.
 
-The model is `simulations.recipes.language.small_llama`'s, trained on help texts and read from its folder by
-`transformers`; the questions and answers are `simulations.recipes.language.docstrings`'.  FedAvg of all four silos, 10
-rounds of 10 local steps of 8 blocks, with LISA (one of three blocks, the same one for all in a round) and with LoRA
-(rank 8); and each silo by itself with LISA, for as many steps.  All are judged on the same test lines, of all silos:
-mean loss of an answer's token, in nats.  One pretrained model, 3 seeds of fine-tuning.
+The model is `simulations.recipes.language.small_llama`'s, trained on help texts and loaded by `transformers`; questions
+and answers come from `simulations.recipes.language.docstrings`.  FedAvg over all four silos, 10 rounds of 10 local
+steps of 8 blocks, with LISA (one of three blocks, the same for all silos in a round) and with LoRA (rank 8); and each
+silo alone with LISA, for the same number of steps.  All are judged on the test lines of all silos: mean loss per answer
+token, in nats.  One pretrained model, 3 seeds of fine-tuning.
 
-The federation with LISA is then written as a folder by `fedsign export`, loaded by `transformers`, and asked for the
-same logits and for the words that come next.
+The federated LISA model is then exported by `fedsign export` and loaded by `transformers`, whose logits and generated
+words are compared.
 
-The thresholds were fixed before anything was run: the federation's loss at most 0.85 of the pretrained model's, for
-both methods, and with LISA at most 0.98 of the best single silo's.  The learning rates were tried on another seed and
-kept.
+The thresholds were fixed before anything was run: the federated loss is at most 0.85 of the pretrained model's for both
+methods, and with LISA at most 0.98 of the best single silo's.  Learning rates were tuned on another seed.
 """
 
 import tempfile
@@ -38,7 +37,7 @@ _METHODS: dict[str, tuple[float, Mapping[str, Any]]] = {
     "lisa": (2e-3, {"name": "lisa", "num_sampled_layers": 1, "period": _STEPS, "draws": "per_round"}),
     "lora": (8e-3, {"name": "lora", "rank": 8}),
 }
-_Which = tuple[str, str, int]  # method, silo (none: all of them), seed
+_Which = tuple[str, str, int]  # method, silo (empty: all), seed
 _SHOWN: _Which = ("lisa", "", 0)
 _TUNED = ("lisa_over_pretrained", "lora_over_pretrained")
 _EXPORT = (at_most(1e-3, "export_logits_error"), at_least(1.0, "export_same_tokens"))
@@ -67,7 +66,7 @@ _EXPORT = (at_most(1e-3, "export_logits_error"), at_least(1.0, "export_same_toke
     expected=Verdict.HOLDS,
 )
 def federated_llm(quick: bool) -> Figures:
-    """Losses in nats a token (quick: a shorter pretraining, 2 rounds, one seed)."""
+    """Return losses in nats per token (quick: a shorter pretraining, 2 rounds, one seed)."""
     try:
         llm.transformers("this recipe")
     except ConfigError as error:
@@ -100,7 +99,7 @@ def _figures(lines: Mapping[_Which, list[Line]], seeds: Sequence[int], pretraine
 
 
 def cell(folder: Path, method: str, silo: str, seed: int, rounds: int) -> dict[str, Any]:
-    """An experiment of one silo or, without one, of all."""
+    """Return the experiment of one silo, or of all if none is given."""
     lr, optimizer = _METHODS[method]
     num = 1 if silo else len(docstrings.SILOS)
     changes = {
@@ -124,7 +123,7 @@ def cell(folder: Path, method: str, silo: str, seed: int, rounds: int) -> dict[s
 
 
 def _of_export(done: Run, folder: Path) -> dict[str, float]:
-    """How far the exported model's logits lie from the run's, and which share of the next words are the same."""
+    """Return the distance between the exported model's logits and the run's, and the fraction of equal next words."""
     export(done.path, folder)
     library = llm.transformers("this recipe")
     theirs = library.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()

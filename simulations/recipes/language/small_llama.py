@@ -1,7 +1,8 @@
-"""A pretrained language model in a folder, small enough to be made on the spot: LLaMA's architecture, trained on Python's help texts.
+"""A small pretrained language model in a folder: a LLaMA architecture trained on Python's help texts.
 
-The tokenizer is a byte-level BPE of 1,024 tokens, trained on the same texts.  The model is our `gpt`, trained by one client in one
-round, and written by the export that any run has: config.json, model.safetensors and the tokenizer's files.
+Built on the spot, so that recipes need no download. The tokenizer is a byte-level BPE of 1,024 tokens, trained on the
+same texts.  The model is our `gpt`, trained by one client in one round and written by `fedsign export`: config.json,
+model.safetensors, tokenizer files.
 """
 
 import tempfile
@@ -31,12 +32,12 @@ BLOCK_LENGTH, _VOCABULARY, _END = 128, 1024, "<|end|>"
 
 
 def write(folder: Path, *, steps: int) -> None:
-    """Train the model for so many steps of 8 blocks, and write it; the folder must not be there yet.
+    """Train the model for `steps` steps of 8 blocks, and write it into a new folder.
 
     Raises:
-        ConfigError: the extra `llm` is not installed, or the folder is there already.
+        ConfigError: the extra `llm` is not installed, or the folder exists already.
     """
-    from pydoc_data.topics import topics  # what `help()` says of the language
+    from pydoc_data.topics import topics  # the texts behind `help()`
 
     with tempfile.TemporaryDirectory() as room:
         texts, tokenizer = Path(room) / "texts", Path(room) / "tokenizer"
@@ -51,7 +52,7 @@ def write(folder: Path, *, steps: int) -> None:
 
 
 def experiment(*, steps: int, lr: float, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """One round of one client, batches of 8 blocks, each round's rate warmed up and brought down along a cosine."""
+    """Return the experiment: one round of one client, batches of 8 blocks, warm-up and cosine decay."""
     return {
         **ONE_READER,
         "client": {
@@ -66,9 +67,9 @@ def experiment(*, steps: int, lr: float, optimizer: Mapping[str, Any]) -> dict[s
 
 
 def write_tokenizer(texts: Path, folder: Path) -> None:
-    """Train a byte-level BPE on the files of a folder, and write it as `transformers` reads it."""
+    """Train a byte-level BPE on the files of a folder, and write it in the format of `transformers`."""
     library = llm.transformers("this recipe")
-    from tokenizers import ByteLevelBPETokenizer, Tokenizer  # comes with transformers
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer  # installed with transformers
 
     trained = ByteLevelBPETokenizer()
     files = [str(path) for path in sorted(texts.iterdir())]

@@ -1,1 +1,1 @@
-"""LISA, beside LoRA, GaLore and full fine-tuning."""
+"""Recipes on LISA, compared with LoRA, GaLore and full fine-tuning."""

@@ -1,13 +1,13 @@
-"""Eight clients fine-tune a language model and send all of it, adapters, or what LISA drew: perplexity against bytes.
+"""Eight clients fine-tune a language model and send all of it, adapters, or LISA's layers: perplexity against bytes.
 
-Eight clients share the documents of `pytext` (a natural split), all of them in each of 10 rounds of 10 local steps of
+Eight clients share the documents of `pytext` (a natural split), all of them in each of 10 rounds of 10 local steps with
 batches of 8; FedAvg, weighted by samples.  The base is `simulations.recipes.lisa.fine_tuning`'s, trained on half of the
-documents.  Full AdamW; LoRA of rank 8, whose adapters alone travel; LISA with two of six blocks, drawn once a round:
-each client its own (`per_client`) or the same for all (`per_round`).  Each method at the best of three rates, found on
-seed 0 by the validation loss; figures of seeds 1 to 3.
+documents.  Methods: full AdamW; LoRA of rank 8, which sends only adapters; LISA with two of six blocks, drawn once per
+round, by each client (`per_client`) or for all (`per_round`).  Each method uses the best of three rates by validation
+loss on seed 0; metrics are of seeds 1 to 3.
 
 The hypothesis was fixed before anything was run: after equal rounds LISA `per_round` is within 3 % of full
-fine-tuning's loss, with at most half of its bytes up.
+fine-tuning's loss, with at most half of its upload.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ from simulations.recipes.lisa.fine_tuning import PRETRAINING_STEPS, experiment, 
 _STEPS, _ROUNDS, _SEEDS = 10, 10, (1, 2, 3)
 _LISA = {"name": "lisa", "num_sampled_layers": 2, "period": _STEPS}
 _LOW = (5e-4, 1e-3, 2e-3)
-_METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, and the rates that are tried
+_METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, and rates to try
     "full": ({"name": "adamw"}, _LOW),
     "lora": ({"name": "lora", "rank": 8}, (2e-3, 4e-3, 8e-3)),
     "lisa_per_client": ({**_LISA, "draws": "per_client"}, _LOW),
@@ -49,9 +49,10 @@ _METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, 
     expected=Verdict.HOLDS,
 )
 def federated_lisa(quick: bool) -> Figures:
-    """Losses, perplexities, megabytes a client and round (quick: full and `per_round`, 2 rounds, one rate, one seed).
+    """Return losses, perplexities, megabytes per client and round (quick: full and `per_round`, 2 rounds, one rate and
+    seed).
 
-    `share_of_gain`: how much of what full fine-tuning takes off the base's loss `per_round` takes off, too.
+    `share_of_gain`: the fraction of full fine-tuning's improvement on the base's loss that `per_round` reaches.
     """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -1,9 +1,9 @@
-"""A language model fine-tuned in one place, as the paper on LISA does it: what its recipes share.
+"""Centralized fine-tuning of a language model as in the LISA paper, shared by the recipes on LISA.
 
 The base is our `gpt` (6 blocks of width 96, characters, blocks of 128), trained with AdamW on every second document of
-`pytext`; it is then fine-tuned on the other documents by one of the methods, and judged on what was held out of these.
-Everything that is drawn belongs to the seed: initial weights, order of the batches, layers.  Batches of 8, linear
-warm-up over a tenth of the steps and then a cosine, gradients clipped to norm 1, no weight decay.
+`pytext`. It is then fine-tuned on the other documents by one of the methods, and evaluated on held-out parts of these.
+The seed determines everything random: initial weights, order of batches, layers.  Batches of 8, linear warm-up over a
+tenth of the steps, then cosine decay, gradients clipped to norm 1, no weight decay.
 """
 
 import tempfile
@@ -42,14 +42,14 @@ METHODS: dict[str, Settings] = {
 def fine_tune(
     method: Settings, *, lr: float, steps: int, seed: int = 0, pretraining_steps: int = PRETRAINING_STEPS
 ) -> float:
-    """Train from the base; the last validation loss in nats a character."""
+    """Fine-tune the base; return the final validation loss in nats per character."""
     work, model = pretrained(method, seed, pretraining_steps)
     minimize(work, model, half(work.dataset.train, 1), steps=steps, lr=lr, round=2)
     return work.evaluate(model, (half(work.dataset.test, 1), None))["loss"]
 
 
 def pretrained(method: Settings, seed: int, steps: int, *, tied: bool = True) -> tuple[Workload, nn.Module]:
-    """The base, as the method wants it."""
+    """Return the base in the form that the method needs."""
     with tempfile.TemporaryDirectory() as folder:
         start = write_base(Path(folder), seed, steps, tied=tied)
         work = workload(seed, method, tied=tied, start=str(start))
@@ -57,7 +57,7 @@ def pretrained(method: Settings, seed: int, steps: int, *, tied: bool = True) ->
 
 
 def moment_bytes(method: Settings) -> int:
-    """What the method's optimizer keeps of this model after a step, measured."""
+    """Measure the optimizer state that the method keeps of this model after a step."""
     work = workload(0, method)
     model = work.make_model()
     optimizer = minimize(work, model, work.dataset.train, steps=1, lr=1e-3, round=1)
@@ -66,7 +66,7 @@ def moment_bytes(method: Settings) -> int:
 
 
 def write_base(folder: Path, seed: int, steps: int, *, tied: bool = True) -> Path:
-    """The pretrained weights as a file."""
+    """Write the pretrained weights to a file."""
     path = folder / f"base-{seed}.safetensors"
     save_file(_base(seed, steps, tied=tied), path)
     return path
@@ -90,7 +90,7 @@ def minimize(
     round: int,
     on_step: Callable[[nn.Module], None] = lambda model: None,
 ) -> torch.optim.Optimizer:
-    """Steps on shuffled batches; the round is part of the seed of their order."""
+    """Train on shuffled batches; the round is part of the seed of their order."""
     optimizer = begin(work, model, lr, round=round)
     rng = generator(work.config.seed, Purpose.BATCHES, round=round, partition=0)
     order: list[int] = []
@@ -106,7 +106,7 @@ def minimize(
 
 
 def begin(work: Workload, model: nn.Module, lr: float, *, round: int) -> torch.optim.Optimizer:
-    """The method's optimizer, which has drawn its first layers if it trains a part."""
+    """Return the method's optimizer, with its first layers drawn if it trains a subset."""
     optimizer = optimizer_of(work.config.client.optimizer, model.train(), lr, 0.0)
     if isinstance(optimizer, PartTrainer):
         optimizer.begin(seed=work.config.seed, client=0, round=round, first_step=0)
@@ -114,7 +114,7 @@ def begin(work: Workload, model: nn.Module, lr: float, *, round: int) -> torch.o
 
 
 def take_step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> None:
-    """One step on a batch, its gradient clipped to norm 1."""
+    """Take one step on a batch, with the gradient clipped to norm 1."""
     optimizer.zero_grad(set_to_none=True)
     features, targets = batch
     work.task.loss(model(features), targets).backward()
@@ -123,12 +123,12 @@ def take_step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def workload(seed: int, method: Settings, **model: Any) -> Workload:
-    """Data, task and model."""
+    """Return data, task and model."""
     return Workload(from_dict(experiment(seed, method, **model)))
 
 
 def experiment(seed: int, method: Settings, **model: Any) -> dict[str, Any]:
-    """One client with all data; `model` are settings of its own."""
+    """Return an experiment of one client with all data; `model` holds further model settings."""
     return {
         **ONE_READER,
         "seed": seed,
@@ -139,12 +139,12 @@ def experiment(seed: int, method: Settings, **model: Any) -> dict[str, Any]:
 
 
 def share_of_gain(base: Sequence[float], own: Sequence[float], full: Sequence[float]) -> float:
-    """How much of what full fine-tuning takes off the base's loss a method takes off, mean over seeds."""
+    """Return the mean over seeds of the fraction of full fine-tuning's improvement that a method reaches."""
     return fmean((start - mine) / (start - best) for start, mine, best in zip(base, own, full, strict=True))
 
 
 def half(samples: AnySamples, half: int) -> AnySamples:
-    """Those of the documents with an even number, or of the others."""
+    """Return the samples of documents with even numbers, or of the others."""
     if samples.owners is None:
         raise ValueError("the text has no documents; expected is a data set whose samples have owners.")
     return samples[np.flatnonzero(samples.owners.numpy() % 2 == half)]

@@ -1,9 +1,9 @@
-"""LISA fits LLaMA-2-7B into 24 GB and takes less than LoRA at 70B: the certain part of the paper's table, from shapes.
+"""LISA fits LLaMA-2-7B into 24 GB and takes less than LoRA at 70B: the deterministic part of the paper's table.
 
 Paper: arXiv 2403.17919, section 4.1: mini-batches of one row of 1,024 tokens, weights, gradients and moments in bf16,
-no activation checkpointing; LoRA of rank 128 on all linear layers, embedding and head, dropout 0.1.  Differs: attention
-with a fused kernel, which keeps no tokens x tokens weights; the paper's runs had none, and `math_7b_lisa_2l_gb` says
-what that makes.  Bytes are 10^9 a GB; a device's context is not in them.
+no activation checkpointing; LoRA of rank 128 on all linear layers, embedding and head, dropout 0.1.  Memory is computed
+from shapes. Differs: attention uses a fused kernel, which keeps no tokens x tokens weights, unlike the paper's runs;
+`math_7b_lisa_2l_gb` shows the effect.  A GB is 10^9 bytes; the device's context is not included.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ _STATIC = {
     "lisa_2l": 17.5,
     "lisa_4l": 19.9,
     "full": 53.9,
-}  # GB: 2 bytes a weight, 6 for each that is trained
+}  # GB: 2 bytes per weight, 6 per trained weight
 SEVEN = {"eh": "E+H", "lisa_2l": "E+H+2L", "lisa_4l": "E+H+4L", "full": "full"}
 
 
 def of(model: str, methods: Mapping[str, str], attention: AttentionKind = "fused") -> dict[str, Estimate]:
-    """One row of the paper's table, by the methods' names here."""
+    """Return one row of the paper's table, by method."""
     work = of_named(model, batch=1, tokens=1024, checkpoint=False)
     bf16 = torch.bfloat16
     setting = Setting(weights=bf16, gradients=bf16, states=bf16, attention=attention)
@@ -66,7 +66,7 @@ def _peaks(estimates: Mapping[str, Estimate]) -> dict[str, float]:
     expected=Verdict.IN_PART,
 )
 def lisa_memory(quick: bool) -> Figures:
-    """Peaks and static parts in GB; nothing is drawn, so that a quick check is the whole one."""
+    """Return peaks and static parts in GB. Nothing is random, so a quick check is a full one."""
     seven = of("llama-2-7b", SEVEN)
     peaks = _peaks(seven)
     seventy = _peaks(of("llama-2-70b", {"lora": "lora", "lisa_2l": "E+H+2L"}))

@@ -1,6 +1,6 @@
-"""A language model that LISA and others fine-tune in one place: its loss, how fast a step is, where the weights move.
+"""LISA and other methods fine-tune a language model centrally: loss, time per step, and where the weights move.
 
-Paper: Pan et al. 2024 (arXiv 2403.17919).  The set-up, small enough for two cores, is
+Paper: Pan et al. 2024 (arXiv 2403.17919).  The setup, small enough for two cores, is
 `simulations.recipes.lisa.fine_tuning`'s: 300 steps on English text.
 """
 
@@ -42,17 +42,19 @@ _RATES = {
     expected=Verdict.DOES_NOT_HOLD,
 )
 def lisa_convergence(quick: bool) -> Figures:
-    """Final validation losses (quick: full fine-tuning and LISA, one rate, one seed, 40 steps).
+    """Return final validation losses (quick: full fine-tuning and LISA, one rate, one seed, 40 steps).
 
-    `share_of_gain`: how much of what full fine-tuning takes off the base's loss LISA takes off, too; `lisa_minus_lora`
-    with its 95 % interval.
+    `share_of_gain`: the fraction of full fine-tuning's improvement on the base's loss that LISA reaches;
+    `lisa_minus_lora` with its 95 % interval.
 
-    Paper: sections 4.2 and 4.5: LISA converges like full fine-tuning and ends better than LoRA, at rates that are
-    searched for each method.  LoRA of rank 8 on all linear layers of the blocks, whose adapters have a fraction of the
-    moments that LISA's two of six blocks have, GaLore of rank 16, LISA with embedding, head and two of six blocks,
-    drawn anew every 10 steps.  The rates tried are a factor of two apart for all; the best one is chosen on seed 0 by
-    the validation loss and confirmed on three others.  A first sweep ended a factor of four lower, and all four methods
-    were best at its upper end: it was moved up.
+    Paper: sections 4.2 and 4.5: LISA converges like full fine-tuning and ends better than LoRA, at rates tuned for each
+    method.  LoRA of rank 8 on all linear layers of the blocks, whose moments are a fraction of those of LISA's two
+    blocks;
+    GaLore of rank 16; LISA with embedding, head and two of six blocks, drawn every 10 steps.  The rates are a factor of
+    two
+    apart. The best one is chosen on seed 0 by validation loss and confirmed on three other seeds.  A first sweep ended
+    a
+    factor of four lower; all four methods were best at its upper end, so it was extended.
 
     The hypothesis was fixed before anything was run: LISA ends below LoRA, and at most 3 % above full fine-tuning.
     """
@@ -66,7 +68,7 @@ def lisa_convergence(quick: bool) -> Figures:
         for rate in rates
     }
     best = best_settings(on_all_cores(sweep))
-    runs = {  # seed by seed: a process keeps the bases that it has made
+    runs = {  # seed by seed, since each process caches its bases
         (name, seed): partial(fine_tune, METHODS[name], lr=best[name], steps=_STEPS, seed=seed)
         for seed in (1, 2, 3)
         for name in best
@@ -76,7 +78,7 @@ def lisa_convergence(quick: bool) -> Figures:
 
 
 def _figures(losses: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Means over seeds, and LISA's over each other's, paired by seed."""
+    """Return means over seeds, and ratios of LISA to the others, paired by seed."""
     lisa, others = losses["lisa"], [name for name in losses if name not in ("lisa", "base")]
     figures = averages(losses) | {f"lisa_over_{name}": mean_ratio(lisa, losses[name]) for name in others}
     if "lora" in losses:
@@ -85,7 +87,7 @@ def _figures(losses: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return figures | {"share_of_gain": share_of_gain(losses["base"], lisa, losses["full"])}
 
 
-_KEPT = 0  # the period of a draw that is kept
+_KEPT = 0  # the period of a draw that is never repeated
 _CONTRASTS = ("one_minus_four_blocks", "short_minus_long_period", "fixed_minus_redrawn")
 
 
@@ -103,16 +105,19 @@ _CONTRASTS = ("one_minus_four_blocks", "short_minus_long_period", "fixed_minus_r
     expected=Verdict.IN_PART,
 )
 def lisa_ablation(quick: bool) -> Figures:
-    """Mean validation losses `loss_<blocks>_<period>` (quick: 1 and 4 blocks, one period, one seed, 40 steps).
+    """Return mean validation losses `loss_<blocks>_<period>` (quick: 1 and 4 blocks, one period, one seed, 40 steps).
 
     Paper: section 4.5 and appendix A.4: "more sampling layers and higher sampling period lead to better performance",
-    up to a point; layers that are drawn once and kept ("LISA-fix") are generally worse than layers drawn anew.  The
-    rate is 1e-3 for all; 1, 2 and 4 of 6 blocks; a draw every 5, 20 and 75 steps; 3 seeds.  (The paper's K is a period
-    in steps in one place, and a number of segments in another.)
+    up to
+    a point; layers that are drawn once and kept ("LISA-fix") are generally worse than repeated draws.  The rate is 1e-3
+    for
+    all; 1, 2 and 4 of 6 blocks; a draw every 5, 20 and 75 steps; 3 seeds.  (The paper's K is a period in steps in one
+    place, and a number of segments in another.)
 
-    Averaged over periods 4 blocks end below 1; averaged over the numbers of blocks periods of 75 steps end below those
-    of 5, and draws every 20 steps below one draw that is kept.  `_low` is the low end of the difference's 95 %
-    interval, paired by seed.
+    Averaged over periods, 4 blocks end below 1. Averaged over numbers of blocks, periods of 75 steps end below those of
+    5,
+    and draws every 20 steps below a single draw.  `_low` is the low end of the difference's 95 % interval, paired by
+    seed.
     """
     layers, periods, seeds = ((1, 4), (5, _KEPT), (0,)) if quick else ((1, 2, 4), (5, 20, 75, _KEPT), (0, 1, 2))
     steps, pretraining_steps = (40, 60) if quick else (_STEPS, PRETRAINING_STEPS)
@@ -144,7 +149,7 @@ def lisa_ablation(quick: bool) -> Figures:
     return figures
 
 
-_WARM_UP = 2  # steps of each, which are not counted
+_WARM_UP = 2  # uncounted steps of each method
 
 
 @recipe(
@@ -162,22 +167,25 @@ _WARM_UP = 2  # steps of each, which are not counted
     expected=Verdict.IN_PART,
 )
 def lisa_speed(quick: bool) -> Figures:
-    """Seconds of an iteration (median), how many times as fast LISA is, and how many fewer products it takes.
+    """Return seconds per iteration (median), LISA's speedup, and its ratio of floating-point operations.
 
-    The quick check (4 blocks, 3 rounds) judges the products of matrices (`..._flops`), which no other program on the
-    machine disturbs.
+    The quick check (4 blocks, 3 rounds) judges operations of matrix products (`..._flops`), which other programs on the
+    machine do not disturb.
 
     Paper: section 4.1: for LLaMA-2-7B with batches of one, on a GPU, an iteration of LISA takes 1/2.9 of full
-    fine-tuning's time and 1/1.5 of LoRA's.  Here: our `gpt` of 12 blocks, width 256 and 8 heads, batches of 8 rows of
-    128 characters, torch's AdamW as it comes (on a CPU a loop over the tensors), on this machine's CPU and as many
-    threads as torch takes.  By counting multiplications, forward and backward to the inputs cost LISA the same as all,
-    and the gradients of weights a sixth, so that (1 + 1 + 1/6)/3 of full fine-tuning's are left, 1.38 times as fast;
-    the optimizer's share comes on top.
+    fine-tuning's
+    time and 1/1.5 of LoRA's.  Here: our `gpt` of 12 blocks, width 256 and 8 heads, batches of 8 rows of 128 characters,
+    torch's default AdamW (on a CPU a loop over tensors), on this machine's CPU with torch's default threads.  Counting
+    multiplications, LISA saves nothing in the forward pass and in the backward pass to the inputs, but computes only a
+    sixth of the weight gradients. That leaves (1 + 1 + 1/6)/3 of full fine-tuning's, a speedup of 1.38, plus the
+    savings in
+    the optimizer.
 
-    The methods take single steps in turn, in an order that changes, so that whatever else the machine does falls on
-    all; ratios are medians of the rounds' ratios.  The hypothesis was fixed before anything was run: 1.2 times as fast
-    as full fine-tuning or more, not slower than LoRA.  On a machine that is busy this can fail for reasons that are not
-    LISA's: run it again alone.
+    The methods take single steps in turn, in changing order, so that other load hits all of them; ratios are medians of
+    the
+    rounds' ratios.  The hypothesis was fixed before anything was run: at least 1.2 times as fast as full fine-tuning,
+    not
+    slower than LoRA.  On a busy machine this can fail for reasons unrelated to LISA: rerun it alone.
     """
     rounds, steps = (3 if quick else 25), {name: _stepper(name, quick) for name in ("full", "lora", "lisa")}
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -237,20 +245,23 @@ _ADAPTED = {"query", "key", "value", "out", "up", "down", "head"}
     expected=Verdict.DOES_NOT_HOLD,
 )
 def lisa_weight_norms(quick: bool) -> Figures:
-    """Ratios of norms that are means over all steps, means over 3 seeds (quick: 30 steps after 60, one seed).
+    """Return ratios of norms averaged over all steps, means over 3 seeds (quick: 30 steps after 60, one seed).
 
     Paper: sections 3.1 and 3.2: the mean over training of a layer's weight norm, w(l) = (1/T) sum_t ||theta_t(l)||_2,
     recorded after every step.  Under LoRA that of the embedding or the head is larger than that of the layers between
     "often by a factor of hundreds"; under full fine-tuning it is not.
 
-    The model's head is a matrix of its own here, and LoRA has adapters on it as on all linear layers; the embedding has
-    none, since `peft`'s would not be merged into what is read off.  What a layer's norm is under LoRA the paper does
-    not say: that of the weights is the base's, which both methods share.  So two are measured, over all matrices of a
-    layer: of the weights, W + (alpha/r) B A under LoRA (`..._weights_ratio`), and of what fine-tuning has changed of
-    them (`..._change_ratio`); each the head's over the mean of the blocks'.  300 steps.
+    Here the model's head is a separate matrix, with LoRA adapters like all linear layers; the embedding has none, since
+    `peft`'s would not be merged into the measured weights.  The paper does not define a layer's norm under LoRA; the
+    norm
+    of the weights is dominated by the base, which both methods share.  So two are measured over all matrices of a
+    layer:
+    the norm of the weights, W + (alpha/r) B A under LoRA (`..._weights_ratio`), and of their change by fine-tuning
+    (`..._change_ratio`); each is the head's norm over the mean of the blocks'.  300 steps.
 
     The thresholds are the paper's: "hundreds" is 100 or more, of either norm, and the head's share of the change is
-    larger under LoRA than under full fine-tuning (`lora_minus_full`, of the two ratios, with the low end of its 95 %
+    larger
+    under LoRA than under full fine-tuning (`lora_minus_full`, of the two ratios, with the low end of its 95 %
     interval).
     """
     seeds = (0,) if quick else (0, 1, 2)
@@ -269,7 +280,7 @@ def lisa_weight_norms(quick: bool) -> Figures:
 
 
 def _ratios(name: str, seed: int, quick: bool) -> dict[str, float]:
-    """The head's mean norm over that of the blocks, of the weights and of their change."""
+    """Return the head's mean norm over the blocks', of the weights and of their change."""
     method = {**METHODS[name], "targets": sorted(_ADAPTED)} if name == "lora" else METHODS[name]
     steps, pretraining_steps = (30, 60) if quick else (300, PRETRAINING_STEPS)
     work, model = fine_tuning.pretrained(method, seed, pretraining_steps, tied=False)
@@ -299,7 +310,7 @@ def _norm(tensors: list[Tensor]) -> float:
 
 @torch.no_grad()
 def effective(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The matrices of the linear layers, adapters added."""
+    """Return the matrices of the linear layers with adapters merged."""
     for name, module in model.named_modules():
         if hasattr(module, "lora_A"):
             yield name, module.get_base_layer().weight + module.get_delta_weight("default")

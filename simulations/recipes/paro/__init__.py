@@ -1,1 +1,1 @@
-"""PaRO: which strategy to take, by the formulas of the paper."""
+"""Recipe on PaRO: which strategy to choose, by the paper's formulas."""

@@ -1,9 +1,9 @@
-"""What PaRO's guideline says of the paper's scenarios: which strategies fit, and in which order they are fast.
+"""PaRO's guideline in the paper's scenarios: which strategies fit, and in which order they are fast.
 
-Paper: arXiv 2310.06003, section 3.1 and experiments: 32 GPUs of 80 GB, 8 a machine, 2000 Gbit/s within and 80 Gbit/s
-between machines, 10 micro-batches; memory and t_comm by its formulas (`fedsign.sharding.plan`), computation left out,
-so that ratios of times are no ratios of throughput: only orders are judged.  Nothing is drawn or timed.  How strategies
-do over a real slow link is in docs/benchmarks.md.
+Paper: arXiv 2310.06003, section 3.1 and experiments: 32 GPUs of 80 GB, 8 per machine, 2000 Gbit/s within and 80 Gbit/s
+between machines, 10 micro-batches; memory and t_comm by its formulas (`fedsign.sharding.plan`). Without computation,
+ratios of times are not ratios of throughput, so only orders are judged.  Nothing is random or timed.  For measurements
+over a slow link see docs/benchmarks.md.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from simulations.recipes.base import Figures, Verdict, at_least, at_most, below,
 
 _GROUPING, _NETWORK = Grouping(groups=4, per_group=8), Network(intra_bps=2000e9, inter_bps=80e9)
 _GPU_BYTES, _FIT_65B = 80e9, {"GGG", "IGG", "IIG"}
-_FASTER = {  # scenario -> pairs of which the paper reports the first to be the faster
+_FASTER = {  # scenario -> pairs, the first of which is faster in the paper
     "7b": (("IIG", "GGG"), ("NII", "NGG")),
     "7b_part": (("NII", "NIG"), ("NIG", "NGG")),
     "65b": (("IIG", "GGG"),),
@@ -54,7 +54,7 @@ _FIT = ("others_that_fit_of_those_run", "others_that_fit_of_all")
     expected=Verdict.IN_PART,
 )
 def paro_guideline(quick: bool) -> Figures:
-    """Counts, and ratios of seconds of communication and of bytes; a quick check is the whole one."""
+    """Return counts, and ratios of communication seconds and of bytes; a quick check is a full one."""
     found = {name: _estimates(*scenario) for name, scenario in _SCENARIOS.items()}
     fitting = {name for name, each in found["65b"].items() if each.memory_bytes <= _GPU_BYTES}
     fastest = sorted(PAPER, key=lambda name: found["7b"][name].communication_s)[:3]

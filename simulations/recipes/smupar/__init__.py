@@ -1,1 +1,1 @@
-"""SμPar: sparse models trained with the hyperparameters of a small dense one."""
+"""Recipes on SμPar: sparse models trained with the hyperparameters of a small dense one."""

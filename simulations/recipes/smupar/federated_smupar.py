@@ -1,15 +1,14 @@
 """Silos train a wide sparse model with a rate tuned on a narrow dense one: perplexity against bytes, in three schemes.
 
-Paper: Dey et al. 2024 (arXiv 2405.15743), whose models are trained in one place.  Here three silos share the documents
-of `pytext`; each takes ten local steps in each of eight rounds, from fresh moments, and the models are averaged
-(FedAvg).  The model is that of `simulations.recipes.smupar.smupar_gpt` at width 256, at densities 1, 1/4, 1/16 and
-1/64, with `packed_adamw`.  Masks are drawn with an exact number of weights, where the paper's code draws each on its
-own, so that bytes are no chance.  The logits of attention are scaled as those of the base's heads, so that at the
-base's width, dense, the three parameterisations are one model: one rate, tuned there on held-out blocks, is the rate of
-all cells.
+Paper: Dey et al. 2024 (arXiv 2405.15743), with centralized training.  Here three silos share the documents of `pytext`;
+each takes ten local steps in each of eight rounds, from fresh moments, and the models are averaged (FedAvg).  The model
+is `simulations.recipes.smupar.smupar_gpt`'s at width 256 and densities 1, 1/4, 1/16 and 1/64, with `packed_adamw`.
+Masks have an exact number of weights, whereas the paper's code draws each weight independently, so bytes are not
+random.  Attention logits are scaled as in the base's heads, so that at the base's width, dense, the three
+parameterizations are the same model: one rate, tuned there on held-out blocks, serves all cells.
 
-The hypothesis was fixed before anything was run: at densities 1/16 and 1/64 SmuPar's loss is at least 5 % below that of
-the standard parameterisation and of muP, after equal rounds and so for equal bytes.  Bytes are exact: (dense part +
+The hypothesis was fixed before anything was run: at densities 1/16 and 1/64, SmuPar's loss is at least 5 % below that
+of the standard parameterization and of muP, after equal rounds and thus equal bytes.  Bytes are exact: (dense part +
 density x hidden part) x width.
 """
 
@@ -47,14 +46,14 @@ _EXACT = (at_most(0.0, "bytes_error"), at_most(1.01, "hidden_over_density"))
         for share, (name, title) in product((16, 64), _OTHERS.items())
     ),
     quick=[*_EXACT, at_most(0.98, *_AT_THE_LOWEST)],
-    null={"bytes_error": 1.0, "hidden_over_density": 64.0}  # whole tensors travel
+    null={"bytes_error": 1.0, "hidden_over_density": 64.0}  # whole tensors are sent
     | {f"smupar_over_{name}_{share}": 1.0 for share, name in product((16, 64), _OTHERS)},
     expected=Verdict.IN_PART,
 )
 def federated_smupar(quick: bool) -> Figures:
-    """Losses, perplexities and megabytes, means over 3 seeds.
+    """Return losses, perplexities and megabytes, means over 3 seeds.
 
-    Quick: density 1/64 for two rounds, one seed, with the rate that the full form found.
+    Quick: density 1/64 for two rounds, one seed, with the rate found by the full check.
     """
     if quick:
         return _figures((64,), _SEEDS[:1], lr=2**-8, rounds=2)
@@ -67,11 +66,11 @@ def federated_smupar(quick: bool) -> Figures:
 
 
 def _figures(shares: Sequence[int], seeds: Sequence[int], *, lr: float, rounds: int) -> Figures:
-    """One weight in so many is there; ratios are paired by seed."""
+    """Return metrics by inverse density (`shares`); ratios are paired by seed."""
     points = [
         (scheme, share) for scheme in ("sp", "mup", "smupar") for share in shares if (scheme, share) != ("mup", 1)
     ]
-    cells = {  # dense, muP is SmuPar
+    cells = {  # dense, muP and SmuPar are the same
         (scheme, share, seed): _cell(scheme, 1 / share, seed, lr=lr, width=_WIDTH, rounds=rounds)
         for (scheme, share), seed in product(points, seeds)
     }
@@ -94,7 +93,9 @@ def _figures(shares: Sequence[int], seeds: Sequence[int], *, lr: float, rounds: 
 def _account(
     cells: Mapping[tuple[str, int, int], Mapping[str, Any]], runs: Mapping[tuple[str, int, int], Sequence[Line]]
 ) -> dict[str, float]:
-    """The largest of all rounds: how far the bytes are from the formula, and the hidden part over its own formula."""
+    """Return the largest deviation over all rounds: of the bytes from the formula, and of the hidden part from its
+    own.
+    """
     errors, shares = [], []
     for key, cell in cells.items():
         model = Workload(from_dict(dict(cell))).make_model()

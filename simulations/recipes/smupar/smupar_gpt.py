@@ -1,8 +1,9 @@
-"""The small language model of the SmuPar recipes: two layers, tied embeddings, learned positions, heads of 32, a base of width 64.
+"""The small language model of the SmuPar recipes: two layers, tied embeddings, learned positions, heads of 32, base
+width 64.
 
-Paper: Dey et al. 2024 (arXiv 2405.15743); its networks are 16 times as wide and read SlimPajama.  Here it is text that ships with
-Python, character by character; the start's deviation is that of the paper's Table 3, the multipliers are 1; AdamW as in the
-authors' code: betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1.
+Paper: Dey et al. 2024 (arXiv 2405.15743), whose networks are 16 times as wide and read SlimPajama.  Here the data are
+characters of texts that ship with Python. The initial standard deviation is that of the paper's Table 3, the
+multipliers are 1; AdamW as in the authors' code: betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1.
 """
 
 from typing import Any
@@ -29,11 +30,11 @@ _CENTRAL: dict[str, Any] = {
 
 
 def experiment(*, width: int, lr: float, changes: dict[str, Any] | None = None) -> ExperimentConfig:
-    """A model of so many units, one client with all data."""
+    """Return the experiment of a model of this width, with one client that has all data."""
     own = {"model": {"name": "gpt", "depth": 2, "width": width, "num_heads": width // HEAD_WIDTH, "bias": False}}
     return from_dict(merged(merged(_CENTRAL, own | {"client": {"lr": lr}}), changes or {}))
 
 
 def hidden(model: nn.Module) -> list[str]:
-    """The matrices of the blocks, which alone are sparse."""
+    """Return the matrices of the blocks, the only sparse ones."""
     return [name for name, each in model.named_parameters() if name.startswith("blocks.") and each.dim() == 2]

@@ -1,9 +1,8 @@
-"""Sparse models trained in one place: activations, changing masks, and the loss by weights at a dense model's rates.
+"""Sparse models trained centrally: activations, changing masks, and the loss by density at a dense model's rates.
 
 Paper: Dey et al. 2024 (arXiv 2405.15743), Figures 3, 5, 10 and 12.  Here with the model of
-`simulations.recipes.smupar.smupar_gpt`, unless a recipe says otherwise at width 128, one client with all data, 128
-steps of 512 characters.  Losses are those of the test samples after the last step.  All thresholds were written before
-the first measurement.
+`simulations.recipes.smupar.smupar_gpt`, by default at width 128, one client with all data, 128 steps of 512 characters.
+Losses are those of the test samples after the last step.  All thresholds were written before the first measurement.
 """
 
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ _RULES: Mapping[str, Mapping[str, Any]] = {
 def cell(
     scheme: str, density: float, rate: float, *, width: int = _WIDTH, rule: str = "static", seed: int = 0
 ) -> dict[str, Any]:
-    """One training."""
+    """Return the experiment of one training."""
     changes = {
         "data": {"block_length": 64},
         "client": {"local_steps": _STEPS, "optimizer": {"name": "packed_adamw"}},
@@ -77,12 +76,12 @@ _HALF, _SPREADS = (("rate_only_start_high", "init_only_change_high"), ("sp_sprea
     expected=Verdict.HOLDS,
 )
 def smupar_coordinate_check(quick: bool) -> Figures:
-    """3 seeds (quick: 1, but 3 for the spread), and four densities for the spread (quick: the first and the last).
+    """Return ratios over 3 seeds and four densities (quick: 1 seed, but 3 for the spread; the first and last density).
 
     Paper: Figure 5: mean |activation| of attention and feed-forward during the first ten steps.  Here at width 256.
     Ratios are to the dense model, paired by seed and module; the lowest and the highest one count.  With half of the
-    rules the check has to fail: rates alone do not mend the start, the start alone does not mend the first step's
-    change.
+    rules the check has to fail: correct rates do not repair the initialization, and a correct initialization does not
+    repair the change by the first step.
     """
     seeds, schemes = 1 if quick else 3, ("sp", "mup", "smupar")
     halves = (*schemes, "smupar-init", "smupar-rate")
@@ -98,7 +97,7 @@ def smupar_coordinate_check(quick: bool) -> Figures:
         "init_only_change_low": float(sparse["smupar-init"]["change_low"]),
         "init_only_change_high": float(sparse["smupar-init"]["change_high"]),
     }
-    for scheme in schemes:  # the largest mean |activation| after the last step over the smallest, of all densities
+    for scheme in schemes:  # over densities: the largest mean |activation| after the last step over the smallest
         sizes = [row["size_at_end"] for row in wide.summary if row["scheme"] == scheme]
         figures[f"{scheme}_spread"] = float(max(sizes) / min(sizes))
     return figures
@@ -112,7 +111,7 @@ def smupar_coordinate_check(quick: bool) -> Figures:
     part("SmuPar over-corrects under gradual pruning: its best rate moves down", at_most(-2.0, "smupar_gmp_moved")),
     source="SμPar, Figure 12",
     given=within(0.0, 1.0, "smupar_static_moved"),  # the control
-    # of a quick check, whose rates lie two factors of two apart: not at all
+    # in a quick check, whose rates are two factors of two apart, the optimum must not move at all
     quick=[within(0.0, 1.0, "smupar_static_moved", "smupar_rigl_moved")],
     null={
         **dict.fromkeys(("mup_rigl_moved", "mup_gmp_moved", "smupar_gmp_moved"), 0.0),
@@ -122,22 +121,23 @@ def smupar_coordinate_check(quick: bool) -> Figures:
     expected=Verdict.IN_PART,
 )
 def smupar_dynamic(quick: bool) -> Figures:
-    """SmuPar and muP, the static masks of SmuPar for a control; losses are means over 3 seeds.
+    """Compare SmuPar and muP under changing masks, with static masks as control; losses are means over 3 seeds.
 
-    Quick: SmuPar alone, without pruning, one seed, fewer rates.
+    Quick: only SmuPar, without pruning, one seed, fewer rates.
 
     Paper: Figure 12: under RigL and under gradual magnitude pruning the best learning rate moves with the density, in
-    SP (not tried here), muP and SmuPar alike.  SmuPar over-corrects: its rules are for weights that are independent of
-    their masks, and those that survive a choice by magnitude are not.  Dynamic sparsity is not what SmuPar claims to
-    cover.
+    SP
+    (not tried here), muP and SmuPar alike.  SmuPar overcorrects: its rules assume weights independent of their masks,
+    and
+    weights selected by magnitude are not.  SmuPar does not claim to cover dynamic sparsity.
 
-    Masks change every 8 steps until step 96, at density 1/32; that is about as often in a training as in the paper
-    (every 100 of 1,169 steps); RigL drops 0.3.  Rates are tried a factor of two apart, and how far the best one moves
-    from density 1 is counted in such bins.  At density 1 nothing changes, so that all three rules share it, and muP is
-    SmuPar.
+    Masks change every 8 steps until step 96, at density 1/32, about as often per training as in the paper (every 100 of
+    1,169 steps); RigL drops 0.3.  Rates are a factor of two apart, and the move of the best rate from density 1 is
+    counted
+    in such bins.  At density 1 nothing changes, so all three rules share it, and muP is SmuPar.
 
-    A bin is what one seed leaves uncertain, so that two are a move: up under muP, as with static masks, and down under
-    SmuPar, which over-corrects.
+    One seed leaves an uncertainty of one bin, so two bins count as a move: up under muP, as with static masks, and down
+    under SmuPar, which overcorrects.
     """
     rates = [2.0**power for power in ((-11, -9, -7) if quick else range(-11, -4))]
     seeds = range(1 if quick else 3)
@@ -182,18 +182,19 @@ _AT_THE_LOWEST = at_most(0.93, "smupar_over_sp_32", "smupar_over_mup_32")
     expected=Verdict.HOLDS,
 )
 def smupar_pareto(quick: bool) -> Figures:
-    """Densities 1 to 1/32, means over seeds 1 to 3, ratios paired; rates are tuned on seed 0.
+    """Return losses at densities 1 to 1/32, means over seeds 1 to 3, ratios paired; rates are tuned on seed 0.
 
     Quick: the lowest density, one seed.
 
-    Paper: Figure 3: one model of 610 million weights at densities down to 1/128, each scheme with one start and one
-    rate for all of them; at the lowest density SmuPar's loss is 11.9 % below that of SP and 1.9 % below that of muP.
+    Paper: Figure 3: one model of 610 million weights at densities down to 1/128, each scheme with one initialization
+    and
+    one rate for all; at the lowest density SmuPar's loss is 11.9 % below that of SP and 1.9 % below that of muP.
 
     SP's rate is tuned on the dense model of width 128 itself; that of muP and SmuPar on a dense proxy of width 64, as
-    the paper does, and carried over.  Floating-point operations are 6 for each weight there is and character, as if
-    absent ones cost nothing, which on this hardware they do not.  `iso`: wide and sparse models that have as many
-    hidden weights as the dense proxy, under SmuPar (the paper's Figure 10 compares such models; no threshold, since
-    they have more embeddings too).
+    in
+    the paper.  Floating-point operations are 6 per remaining weight and character, as if removed weights cost nothing,
+    which is not true on this hardware.  `iso`: wide sparse models with as many hidden weights as the dense proxy, under
+    SmuPar (the paper's Figure 10 compares such models; no threshold, since they also have more embeddings).
     """
     schemes, widest = ("sp", "mup", "smupar"), 4 * BASE_WIDTH
     densities = (_LOWEST,) if quick else (1.0, 1 / 4, 1 / 16, _LOWEST)
@@ -226,7 +227,7 @@ def smupar_pareto(quick: bool) -> Figures:
 
 
 def _tuned(quick: bool) -> dict[str, float]:
-    """Each scheme's rate: the best of some a factor of two apart, dense; muP and SmuPar are one there."""
+    """Return each scheme's best dense rate, of rates a factor of two apart; muP and SmuPar are the same there."""
     rates = [2.0**power for power in (range(-10, -7) if quick else range(-12, -6))]
     own = {("sp", rate): cell("sp", 1.0, rate) for rate in rates}
     proxy = {("smupar", rate): cell("smupar", 1.0, rate, width=BASE_WIDTH) for rate in rates}
@@ -235,7 +236,7 @@ def _tuned(quick: bool) -> dict[str, float]:
 
 
 def _num_weights(density: float) -> int:
-    """How many there are of all tensors that are multiplied with: the hidden ones that survive, and the tied head."""
+    """Count the weights of all matrix products: the remaining hidden ones, and the tied head."""
     model = Workload(from_dict(cell("smupar", density, 1.0))).make_model()
     there = packing_of(model).packed(model.state_dict())
     return sum(there[name].numel() for name in (*hidden(model), "embedding.weight"))

@@ -1,9 +1,8 @@
-"""Does a dense model's best learning rate, or best start, hold for sparse ones?  Sweeps under several schemes.
+"""Does a dense model's best learning rate, or initialization, hold for sparse ones?  Sweeps under several schemes.
 
 Paper: Dey et al. 2024 (arXiv 2405.15743), Figures 6, 7, 9, 13 and 14.  Here with the model of
-`simulations.recipes.smupar.smupar_gpt` at width 128 on short batches, 128 steps at a constant rate.  Numbers and
-picture of a sweep are written to tuning/<recipe>; all sweeps share their cells in tuning/smupar, and go on with what is
-there.
+`simulations.recipes.smupar.smupar_gpt` at width 128 on short batches, 128 steps at a constant rate.  A sweep's numbers
+and figure are written to tuning/<recipe>; all sweeps share their cells in tuning/smupar and reuse existing ones.
 """
 
 from dataclasses import replace
@@ -18,26 +17,26 @@ from simulations.recipes.base import Shown, Verdict, at_least, at_most, below, p
 from simulations.recipes.smupar.smupar_gpt import INIT_STD, experiment
 from simulations.sparsity.transfer import Asked, tune
 
-_RATE = 2.0**-9  # the best one of the dense model under muP
-_BATCHES: dict[str, Any] = {"data": {"block_length": 32}, "client": {"batch_size": 8}}  # 256 tokens a step
+_RATE = 2.0**-9  # the dense model's best one under muP
+_BATCHES: dict[str, Any] = {"data": {"block_length": 32}, "client": {"batch_size": 8}}  # 256 tokens per step
 _FOLDER, _PICTURE = Path("tuning"), "transfer-loss.svg"
 
 
 def rates(quick: bool, *, seeds: int) -> Asked:
-    """Rates 2^-12 to 2^-2, 128 steps, densities 1 and 1/32; quick: every second rate, 2^-11 to 2^-3, 64 steps."""
+    """Sweep rates 2^-12 to 2^-2, 128 steps, densities 1 and 1/32; quick: every second rate, 2^-11 to 2^-3, 64 steps."""
     powers, steps = (range(-11, -2, 2), 64) if quick else (range(-12, -1), 128)
     values = [2.0**power for power in powers]
     return Asked(values=values, densities=(1.0, 1 / 32), seeds=seeds, steps=steps, samples=256)
 
 
 def starts(quick: bool, *, seeds: int) -> Asked:
-    """The same of the start: the model's deviation times 2^-4 to 2^4; quick: every second one."""
+    """Sweep the initial standard deviation, 2^-4 to 2^4 times the model's; quick: every second one."""
     values = [INIT_STD * 2.0**power for power in range(-4, 5, 2 if quick else 1)]
     return replace(rates(quick, seeds=seeds), setting="init", values=values)
 
 
 def swept(name: str, asked: Asked, *, quick: bool, width: int = 128) -> Found:
-    """Play what has not been played yet; write numbers and picture."""
+    """Play missing cells; write numbers and figure."""
     found = tune(experiment(width=width, lr=_RATE, changes=_BATCHES), asked, _FOLDER / "smupar")
     found.write(_folder(name, quick))
     return found
@@ -48,17 +47,17 @@ def _folder(name: str, quick: bool) -> Path:
 
 
 def _losses(found: Found) -> dict[str, dict[float, NDArray[np.float64]]]:
-    """Scheme -> value -> losses of the last condition's seeds."""
+    """Return scheme -> value -> losses of the last condition's seeds."""
     of_last = zip(found.facts["schemes"], found.arrays["loss"][:, -1, -1], strict=True)
     return {scheme: dict(zip(found.facts["values"], losses, strict=True)) for scheme, losses in of_last}
 
 
 def _read(found: Found) -> dict[str, float]:
-    """What a sweep says of each scheme, and of SmuPar's loss over that of each other one, in the last condition.
+    """Read metrics of each scheme off a sweep, and SmuPar's loss relative to each other scheme, in the last condition.
 
-    `moved`: how many factors of two the optimum moves at most; `raised`: by how many it is above the proxy's; `excess`:
-    of the loss at the proxy's best value; `kept_to`: at the values that the proxy gave, `best_to`: at each one's own
-    best.
+    `moved`: largest move of the optimum, in factors of two; `raised`: its move up from the proxy's; `excess`: of the
+    loss
+    at the proxy's best value; `kept_to`: ratio at the proxy's best values, `best_to`: at each scheme's own best.
     """
     figures = {"optima_at_an_edge": float(sum(row["is_at_edge"] for row in found.summary))}
     own, kept = {}, {}
@@ -101,23 +100,25 @@ _COSTS = at_most(0.02, "smupar_excess")
     part("at the dense model's best rates SmuPar's loss at 1/32 is 7 % or more below theirs", _KEPT),
     part("with rates tuned for 1/32 SmuPar is still below both", below(1.0, "best_to_sp", "best_to_mup")),
     source="SμPar, Figures 6, 8 and 9",
-    quick=[at_most(2, "smupar_moved"), _MOVE, _KEPT, _COSTS],  # rates lie two factors of two apart
+    quick=[at_most(2, "smupar_moved"), _MOVE, _KEPT, _COSTS],  # rates are two factors of two apart
     null={"smupar_moved": 5, "smupar_excess": 0.1, "sp_moved": 0, "mup_moved": 0}
     | dict.fromkeys(("kept_to_sp", "kept_to_mup", "best_to_sp", "best_to_mup"), 1.0),
     expected=Verdict.HOLDS,
 )
 def smupar_lr_transfer(quick: bool) -> Shown:
-    """3 seeds, densities 1, 1/4, 1/16 and 1/32, rates 2^-12 to 2^-2.
+    """Return moves of the best rate: 3 seeds, densities 1, 1/4, 1/16 and 1/32, rates 2^-12 to 2^-2.
 
     Quick: 1 seed, 64 steps, densities 1 and 1/32, every second rate, no proxy.
 
-    Paper: Figures 6 and 9: at a fixed width the optimum of SmuPar is near 2^-6 at all densities, those of the others
-    move with them; and it is the one of a narrow dense proxy, which has width 64 here.
+    Paper: Figures 6 and 9: at a fixed width, SmuPar's optimum is near 2^-6 at all densities, while the others' move
+    with
+    the density; and it equals that of a narrow dense proxy, of width 64 here.
 
-    The hypothesis: hidden updates are as the density times the rate, so that where nothing corrects them the optimum
-    moves by log2 of 1/density, 5 factors of two at 1/32, and by 4 at least, since the embeddings, which are dense, pull
-    it back.  What is gained is at the proxy's rate; at rates tuned for each density anew the schemes are expected to be
-    close, and the figures say how close.
+    The hypothesis: hidden updates scale as density times rate. Without correction the optimum therefore moves by log2
+    of
+    1/density, 5 factors of two at 1/32, and by at least 4, since the dense embeddings pull it back.  The gain is
+    measured
+    at the proxy's rate; with rates tuned for each density the schemes should be close, and the metrics show how close.
     """
     name, schemes = "smupar-lr-transfer", ("sp", "mup", "smupar")
     asked = rates(quick, seeds=1 if quick else 3)
@@ -148,21 +149,23 @@ def smupar_lr_transfer(quick: bool) -> Shown:
     ),
     part("under SP and muP the best start moves up as the density falls", at_least(2, "sp_raised", "mup_raised")),
     source="SμPar, Figure 7",
-    quick=[at_most(0, "smupar_moved"), _COSTS],  # deviations lie two factors of two apart
+    quick=[at_most(0, "smupar_moved"), _COSTS],  # deviations are two factors of two apart
     null={"smupar_moved": 2, "smupar_excess": 0.1, "sp_raised": 0, "mup_raised": 0},
     expected=Verdict.IN_PART,
 )
 def smupar_init_transfer(quick: bool) -> Shown:
-    """3 seeds; quick: 1, 64 steps and every second deviation.
+    """Return moves of the best initial deviation: 3 seeds; quick: 1, 64 steps and every second deviation.
 
     Paper: Figure 7: the base's initial standard deviation is swept at a fixed rate of 2^-6, constant over 100 steps.
-    Here with a base of 64, at the rate that is best for the dense model under muP, densities 1 and 1/32.
+    Here with a base of 64, at the dense model's best rate under muP, densities 1 and 1/32.
 
-    The hypothesis is the paper's: what a hidden layer gives is as its deviation times the root of the density, so that
-    where nothing corrects that the optimum moves up by log2 of sqrt(32), 2.5 factors of two, and by 2 at least, since
-    the embeddings, which are dense and start with the same deviation, pull it back.  A trial with one seed had moved by
-    2 under the standard parameterisation and by none under muP when the thresholds were written; they are the paper's
-    claim all the same.
+    The hypothesis is the paper's: a hidden layer's output scales as its deviation times the root of the density.
+    Without
+    correction the optimum therefore moves up by log2 of sqrt(32), 2.5 factors of two, and by at least 2, since the
+    dense
+    embeddings, which start with the same deviation, pull it back.  When the thresholds were written, a trial with one
+    seed
+    had moved by 2 under the standard parameterization and by none under muP; the thresholds still follow the paper.
     """
     name = "smupar-init-transfer"
     found = swept(name, starts(quick, seeds=1 if quick else 3), quick=quick)
@@ -204,22 +207,27 @@ _HALVES = (at_least(2, "init_only_moved"), at_most(0.97, "both_to_init_only"))
     | dict.fromkeys(("both_to_init_only", "both_to_rate_only", "best_start_both_to_init_only"), 1.0),
 )
 def smupar_ablation(quick: bool) -> Shown:
-    """3 seeds, densities 1 and 1/32; at density 1 all three schemes are muP, trained once.
+    """Ablate SmuPar's rules: 3 seeds, densities 1 and 1/32; at density 1 all three schemes are muP, trained once.
 
     Quick: 1 seed, a coarser grid, and rates alone.
 
-    Paper: Figure 14 (rates) and Figure 13 (starts).
+    Paper: Figure 14 (rates) and Figure 13 (initialization).
 
-    The hypothesis: with the start alone a hidden update is as the density times the rate, as without any correction, so
-    that the optimum moves by 5 factors of two at 1/32, by 2 at least, since the embeddings pull it back.  With the
-    rates alone updates are right and the start vanishes; the best rate may hold then, but the loss that it gives is
-    worse than with both.
+    The hypothesis: with the initialization alone, hidden updates scale as density times rate, as without any
+    correction, so
+    the optimum moves by 5 factors of two at 1/32, by at least 2, since the embeddings pull it back.  With the rates
+    alone,
+    updates are right but the initial weights vanish; the best rate may then hold, but its loss is worse than with both.
 
-    Of the start (`best_start_`: at the own best of each at density 1/32): with the rates alone nothing corrects it, so
-    that the best deviation moves up by log2 of sqrt(32), 2.5 factors of two, by 2 at least; with the start alone hidden
-    layers learn too little for any start, and the loss at the best one is worse than with both.  The start's part was
-    written when `smupar-init-transfer` and its own sweep, in which nothing moved up, had been measured; it is the
-    paper's claim all the same.
+    For the initialization (`best_start_`: at each scheme's own best at density 1/32): with the rates alone nothing
+    corrects
+    it, so the best deviation moves up by log2 of sqrt(32), 2.5 factors of two, by at least 2. With the initialization
+    alone
+    hidden layers learn too little at any deviation, and the loss at the best one is worse than with both.  This part
+    was
+    written after `smupar-init-transfer` and its own sweep, where nothing moved up, had been measured; it still follows
+    the
+    paper.
     """
     name = "smupar-ablation"
     schemes = {"smupar": "both", "smupar-init": "init_only", "smupar-rate": "rate_only"}
