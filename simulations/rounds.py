@@ -1,9 +1,9 @@
-"""The round loop: the same for every engine and every strategy.
+"""The round loop, the same for every engine and every strategy.
 
-[Note: what is written when] In each round: the line of the round is appended and flushed; at a
-checkpoint it is first forced to the disk, then the clients' states that the checkpoint counts on (by
-`states`, where they are not on disk yet), then the checkpoint is put in place in one step.  So a
-checkpoint never knows of a round whose line is missing, and resuming drops the lines after it.
+[Note: what is written when] Each round appends and flushes its record. At a checkpoint, three things reach the disk in
+this order: the record, by fsync; the clients' states that the checkpoint refers to (through `states`, unless they are
+on disk already); the checkpoint, atomically.  A checkpoint therefore never knows of a round whose record is missing,
+and resuming drops the records after it.
 """
 
 import logging
@@ -39,24 +39,24 @@ from simulations.evaluation import Evaluation, evaluator_for
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
 OnRound = Callable[[Line], None]
-_OWNERS = "owners"  # of the clients, in a checkpoint
+_OWNERS = "owners"  # which node serves which client, in a checkpoint
 _log = logging.getLogger("fedsign")
 
 
 class ClientStates(Protocol):
-    """The clients' states, where the server's process keeps them; versions are partition -> version."""
+    """Client states kept in the server's process; versions are partition -> version."""
 
     def resume(self, versions: Mapping[int, int], digest: str) -> None:
-        """A checkpoint counts on these versions; `digest` is what `commit` returned, empty if it was not kept."""
+        """Restore the versions of a checkpoint; `digest` is what `commit` returned, empty if it was not kept."""
         ...
 
     def commit(self, versions: Mapping[int, int]) -> str:
-        """Write what the server counts on, before a checkpoint is put in place; returns its digest."""
+        """Write the states that the next checkpoint refers to; return their digest."""
         ...
 
 
 class RoundLoop:
-    """One run, from its folder's last checkpoint (or the start) to the last round."""
+    """Plays a run from its last checkpoint, or from the start, to the last round."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RoundLoop:
         states: ClientStates | None = None,
         evaluation_threads: int = 1,
     ) -> None:
-        """`direct` is a shorter way to the same clients, for strategies that need no messages."""
+        """`direct` is an in-process shortcut to the same clients, for strategies that need no messages."""
         self.workload, self.grid, self.folder, self.on_round = workload, grid, folder, on_round
         self._states = states
         self.round = 0
@@ -94,7 +94,7 @@ class RoundLoop:
         self._hooks: list[RoundHook] = [hook for hook in found if hook is not None]
 
     def run(self) -> None:
-        """All remaining rounds, then the final model."""
+        """Play all remaining rounds, then write the final model."""
         while self.round < self._config.rounds:
             self.round += 1
             self._play_round()
@@ -121,14 +121,14 @@ class RoundLoop:
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
         line: Line = {"round": self.round, **evaluated.figures, **traffic.record()}
-        # in single precision, so that a sparse model's, which adds no zeros up, is the same
+        # In single precision, so that a sparse model, whose sum has no zeros, gives the same number.
         line["weight_norm"] = float(np.float32(norm_of(self._evaluated, self._parameters)))
         for figures in besides:
             line |= figures
         self._write(line, timings, evaluated)
 
     def _train(self) -> Traffic:
-        """One round of the strategy; leaves the served and the evaluated model behind."""
+        """Play one round of the strategy, and update the served and the evaluated model."""
         strategy = self._strategy
         served = self._train_ours(strategy) if isinstance(strategy, Strategy) else self._train_foreign(strategy)
         if served is None:
@@ -141,14 +141,14 @@ class RoundLoop:
         return self._exchange.traffic
 
     def _train_ours(self, strategy: Strategy) -> Tensors | None:
-        """One round of a strategy of ours, over messages only where there have to be some."""
+        """Play one round of a FedSign strategy, over messages only if necessary."""
         seed, server = self._config.seed, self._config.server
         if self._direct is not None:
             clients = range(self._config.partition.num_clients)
             request = strategy.request(self.round, self._served, clients, cohort_size=self._num_asked, seed=seed)
             replies = self._direct.train(request)
             served = strategy.aggregate(self.round, replies)
-            deque(replies, maxlen=0)  # a strategy may stop early; what it left is still taken in and accounted for
+            deque(replies, maxlen=0)  # a strategy may stop early; the remaining replies are still received and recorded
         else:
             messages = strategy.configure_train(self.round, to_record(self._served), self._entries(), self.grid)
             answers = self.grid.send_and_receive(messages, timeout=server.round_timeout_s)
@@ -159,11 +159,11 @@ class RoundLoop:
         return served
 
     def _entries(self) -> ConfigRecord:
-        """What a strategy is told in Flower's way."""
+        """Return the configuration that a strategy gets in Flower's format."""
         return ConfigRecord({SEED_KEY: self._config.seed, COHORT_KEY: self._num_asked})
 
     def _train_foreign(self, strategy: FlowerStrategy) -> Tensors | None:
-        """One round of Flower's own: the cohort is shown to it, the global generators are lent to it."""
+        """Play one round of a Flower strategy, with its cohort fixed and the global random generators seeded."""
         seed, name = self._config.seed, self._config.strategy.name
         view = ParametersOnly(
             to_record(self._served), self._model.roles, weighted_by=foreign_rules.weighted_by(strategy)
@@ -175,16 +175,18 @@ class RoundLoop:
         self._judge(self.grid.traffic)
         foreign_rules.check_num_replies(strategy, len(replies), self.round)
         with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round + 1):
-            served, _ = strategy.aggregate_train(self.round, replies)  # a list: it is walked over more than once
+            served, _ = strategy.aggregate_train(self.round, replies)  # iterated repeatedly
         model = None if served is None else to_tensors(view.model(served))
         release(replies)
         return model
 
     def _checked_model(self, tensors: Tensors) -> Tensors:
-        """A model made by a strategy, in the model's types; counters, which Flower's own average, stay the model's.
+        """Return a strategy's model in the model's dtypes.
+
+        Counters keep the model's values, because Flower's strategies average them.
 
         Raises:
-            RoundError: it has other tensors than the model, or values that are not finite.
+            RoundError: the tensors differ from the model's, or are not finite.
         """
         model = self._served
         if tensors.keys() != model.keys():
@@ -204,13 +206,13 @@ class RoundLoop:
         }
 
     def _cohort(self) -> list[int]:
-        """The clients that a foreign strategy may choose from: the same that ours would sample."""
+        """Return the clients that a Flower strategy may choose from, sampled as for our strategies."""
         rng = generator(self._config.seed, Purpose.SAMPLING, round=self.round)
         clients = range(self._config.partition.num_clients)
         return Strategy().sample(self.round, clients, self._num_asked, rng)
 
     def _judge(self, traffic: Traffic) -> None:
-        """Write down which clients failed; stop when too few are left."""
+        """Record failed clients; raise if too few are left."""
         self._report(traffic.failures)
         if len(traffic.accepted) < self._config.server.min_replies:
             first = traffic.failures[0] if traffic.failures else None
@@ -227,7 +229,7 @@ class RoundLoop:
             self.folder.append("failures.jsonl", {"round": self.round, **asdict(failure)})
 
     def _write(self, line: Line, timings: dict[str, float], evaluated: Evaluation) -> None:
-        """See [Note: what is written when]."""
+        """Write the round's results, in the order of [Note: what is written when]."""
         results = self._config.results
         is_checkpoint = self.round % results.checkpoint_every == 0 or self.round == self._config.rounds
         self.folder.append("timings.jsonl", {"round": self.round, **timings})
@@ -261,7 +263,7 @@ class RoundLoop:
         self.on_round(line)
 
     def _resume(self) -> None:
-        """Start after the folder's last checkpoint, if there is one."""
+        """Continue after the folder's last checkpoint, if there is one."""
         checkpoint = checkpoints.load_latest(self.folder.checkpoints)
         if checkpoint is None:
             if not isinstance(self._strategy, Strategy) and not foreign.is_remembered(self._strategy):
@@ -291,12 +293,12 @@ class RoundLoop:
 
 
 def make_strategy(workload: Workload) -> FlowerStrategy:
-    """The configured strategy, ours or Flower's.
+    """Make the configured strategy, ours or Flower's.
 
-    At the extension point `strategy_transform`, functions `(workload, strategy) -> None` may set its aggregator.
+    Functions `(workload, strategy) -> None` of the extension point `strategy_transform` may set its aggregator.
 
     Raises:
-        ConfigError: it is no strategy, or one that could not do its work in this experiment.
+        ConfigError: it is not a strategy, or it cannot work in this experiment.
     """
     part = workload.config.strategy
     strategy = part.build()
@@ -317,6 +319,6 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
 
 
 def _substitutes(seed: int, round: int, clients: Sequence[int], num: int) -> list[int]:
-    """Clients that are asked in the place of drawn ones that are absent."""
+    """Return the clients asked in place of sampled ones that are absent."""
     rng = generator(seed, Purpose.SUBSTITUTES, round=round)
     return [int(each) for each in rng.choice(clients, size=min(num, len(clients)), replace=False)] if clients else []

@@ -1,4 +1,4 @@
-"""What lies on disk, read once more: every file against its digest."""
+"""Verification of files on disk against their digests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,16 +14,16 @@ from fedsign.storage.results import RunFolder, damaged, read_json, read_lines
 
 
 def verify(path: Path) -> Iterator[tuple[Path, str]]:
-    """Each file under `path` that a run, a comparison or a client reads back, and what is damaged, empty if nothing is.
+    """Yield each file that a run, a comparison or a client reads back, and its damage, empty if it is whole.
 
     Raises:
-        ResultsError: there is none.
+        ResultsError: there is no such file.
     """
     found = False
     for file in sorted(path.rglob("*")):
         read = _READERS.get(file.name, _READERS.get(file.suffix))
         inside = file.relative_to(path).parts
-        left = any(part.startswith("damaged-") or part.endswith(PARTIAL) for part in inside)  # by a kill, or set aside
+        left = any(part.startswith("damaged-") or part.endswith(PARTIAL) for part in inside)  # partial, or set aside
         if read is None or not file.is_file() or left:
             continue
         found = True
@@ -52,7 +52,7 @@ def _read_database(file: Path) -> None:
 
 
 def _read_rounds(file: Path) -> None:
-    """With the run's other records, up to what its newest checkpoint counts on."""
+    """Check a run's records, up to what its newest checkpoint refers to."""
     run = RunFolder(file.parent)
     last = checkpoints.load_latest(run.checkpoints)
     run.check_records({} if last is None else last.records)

@@ -1,9 +1,8 @@
-"""On which data and with which model a recipe is played, and what that costs where nobody has measured it.
+"""The data and model of a recipe, and its estimated cost where it was never measured.
 
-`--data` is a registered set, a folder with one folder a class, or an .npz; `--data-root` the folder of a set's files;
-`--model` a registered model.  What is not said stays as the recipe has it.  A cost is estimated before anything is
-played: how many trainings of how many rounds there are, the minutes by a round that is timed, and the memory of the
-process that played it.
+`--data` is a registered data set, a folder with a subfolder per class, or an .npz file; `--data-root` the folder of a
+data set's files; `--model` a registered model.  By default the recipe's own are used.  The cost is estimated before
+anything is played: the number of trainings and their rounds, minutes by a timed round, and that process's memory.
 """
 
 import os
@@ -29,39 +28,39 @@ _TIMED_ROUNDS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Where:
-    """Tables `data` and `model` of an experiment; empty where nothing was said."""
+    """The experiment's `data` and `model` tables; empty by default."""
 
     data: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Of an experiment: what was said."""
+        """The changes to the experiment."""
         tables = {"data": dict(self.data), "model": dict(self.model)}
         return {name: table for name, table in tables.items() if table}
 
     @property
     def set_name(self) -> str:
-        """The registered set, or the name of the folder or file."""
+        """The registered data set, or the name of the folder or file."""
         own = self.data.get("path") or (self.data.get("root") if self.data.get("name") == "image_folder" else "")
         return Path(own).stem if own else str(self.data.get("name", ""))
 
     @property
     def label(self) -> str:
-        """For names of folders."""
+        """The label in names of folders."""
         return self.title.replace(" with ", "-").replace(":", ".")
 
     @property
     def title(self) -> str:
-        """ "cifar10 with resnet20"."""
+        """The title, "cifar10 with resnet20"."""
         return " with ".join(filter(None, (self.set_name, str(self.model.get("name", "")))))
 
 
 def where_of(data: str, root: str = "", model: str = "") -> Where:
-    """What the options say.
+    """Parse the options.
 
     Raises:
-        ConfigError: there is no such data or model, or the data reads no files.
+        ConfigError: there is no such data set or model, or the data set has no files.
     """
     return Where(data=_data(data, root), model=_model(model))
 
@@ -85,13 +84,13 @@ def _data(data: str, root: str) -> dict[str, Any]:
 def _model(model: str) -> dict[str, Any]:
     if not model:
         return {}
-    target_of("model", model)  # raises for one that there is not
+    target_of("model", model)  # raises for an unknown model
     return {"name": model}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plays:
-    """How many trainings a recipe plays, one like `experiment` each, and in how many processes (None: one a core)."""
+    """How many trainings a recipe plays, each like `experiment`, and in how many processes (None: one per core)."""
 
     trainings: int
     experiment: Mapping[str, Any]
@@ -99,17 +98,17 @@ class Plays:
 
 
 PlaysOf = Callable[[bool, Where], Plays]
-"""Of a quick check or a whole one."""
+"""Returns the plays of a quick or a full check."""
 
 AT_HOME = Where()
-"""As the recipe has it."""
+"""The recipe's own data and model."""
 
 
 def cost(plays: Plays) -> str:
-    """The cost in words, by a round that is timed.
+    """Describe the cost, estimated from a timed round.
 
     Raises:
-        FedSignError: the experiment cannot be played: its data are missing, or the model does not fit them.
+        FedSignError: the experiment cannot be played: its data are missing, or do not fit the model.
     """
     found = on_all_cores({"timed": partial(_timed, plays.experiment)})["timed"]
     if isinstance(found, str):
@@ -127,10 +126,10 @@ def cost(plays: Plays) -> str:
 
 
 def _timed(experiment: Mapping[str, Any]) -> tuple[float, int] | str:
-    """Seconds of a round, what is done once left out, and the most memory that this process has had."""
+    """Return the seconds of a round, without one-time work, and this process's peak memory."""
     try:
-        _, first, last = (_seconds(experiment, rounds) for rounds in (1, 1, 1 + _TIMED_ROUNDS))  # one to warm up
-    except FedSignError as error:  # as a sentence: not every exception finds its way through a pool of processes
+        _, first, last = (_seconds(experiment, rounds) for rounds in (1, 1, 1 + _TIMED_ROUNDS))  # one warm-up
+    except FedSignError as error:  # as text, because not every exception can be pickled
         return str(error)
     unit = 1 if sys.platform == "darwin" else 1024
     return max(last - first, 0.0) / _TIMED_ROUNDS, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

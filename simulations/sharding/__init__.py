@@ -1,1 +1,1 @@
-"""A client of several processes: `fedsign estimate sharding`, `fedsign worker`."""
+"""Sharded clients: `fedsign estimate sharding` and `fedsign worker`."""

@@ -1,6 +1,6 @@
-"""`fedsign estimate sharding` and `fedsign worker`: what they were asked for, and what they print.
+"""The `fedsign estimate sharding` and `fedsign worker` commands: options and printed results.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
 from pathlib import Path
@@ -51,12 +51,12 @@ def sharding(
     ] = None,
     json: NumbersOption = False,
 ) -> None:
-    """Sharding strategies (PaRO) by memory and time: what fits, and what is fastest on this network."""
+    """Compare sharding strategies (PaRO) by memory and time: which fit, and which is fastest on this network."""
     from simulations.sharding import estimate as estimates
 
-    asked = estimates.with_network(estimates.Asked(**context.params))  # the parameters above, by their names
+    asked = estimates.with_network(estimates.Asked(**context.params))  # the command's options by name
     if asked is None:
-        return  # the first rank says it
+        return  # the first rank prints
     found = estimates.look(asked)
     if json:
         print_json(found.as_json())
@@ -105,9 +105,10 @@ def worker(
         ),
     ] = 600.0,
 ) -> None:
-    """Hold ranks of a client that is trained on several machines (client.sharding.machines); run on all but the first.
+    """Provide ranks of a client that trains on several machines. Run this on all machines except the first.
 
-    It ends with exit code 0 when the run is over, and with 1 when the first machine was not to be found for --wait seconds.
+    The machines are listed in client.sharding.machines. Exits with code 0 after the run, and with code 1 if the first
+    machine could not be reached for --wait seconds.
     """
     from clients.sharding.worker import Worker
     from fedsign.transport.addresses import Address

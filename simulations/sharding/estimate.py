@@ -1,4 +1,4 @@
-"""`fedsign estimate sharding`: the plan of `fedsign.sharding.plan`, as a table, a picture and JSON."""
+"""`fedsign estimate sharding`: the plan of `fedsign.sharding.plan`, as a table, a figure and JSON."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ _MEASURED = ("ranks", "intra", "inter", "link")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """The command's options, as they were typed."""
+    """The command's options as typed."""
 
     params: float
     per_group: int
@@ -52,13 +52,13 @@ class Asked:
 
     @property
     def picture(self) -> Path | None:
-        """Where it is drawn, if it is."""
+        """The path of the figure, if any."""
         default = None if self.json else _DEFAULT_PATH
         return default if self.out is None else Path(self.out)
 
     @property
     def title(self) -> str:
-        """What is estimated, in a line."""
+        """The title: what is estimated."""
         return (
             f"{_count(self.params)} parameters, {self.trainable} of them trained, "
             f"on {self.ranks} ranks in groups of {self.per_group}"
@@ -66,7 +66,7 @@ class Asked:
 
     @property
     def subtitle(self) -> str:
-        """Network and step, in a line."""
+        """The subtitle: network and step."""
         return (
             f"{self.intra} within a group, {self.inter} between groups for each {self.link}, {self.collectives} "
             f"collectives; {self.accumulate} micro-batches a step"
@@ -74,10 +74,10 @@ class Asked:
 
 
 def with_network(asked: Asked) -> Asked | None:
-    """With ranks and network as they are said, or measured; None on ranks that have nothing to say.
+    """Fill in ranks and network as given or measured; None on ranks that do not print.
 
     Raises:
-        ConfigError: something is missing, or was said although it is measured.
+        ConfigError: something is missing, or was given although it is measured.
     """
     given = [name for name in _MEASURED if getattr(asked, name) is not None]
     if not asked.measure:
@@ -91,7 +91,7 @@ def with_network(asked: Asked) -> Asked | None:
     if given:
         options = ", ".join(f"--{name}" for name in given)
         raise ConfigError(f"--measure was given with {options}, which it measures; leave one of them out.")
-    from fedsign.sharding.probe import measured  # torch
+    from fedsign.sharding.probe import measured  # imports torch
 
     found = measured(asked.per_group)
     if found is None:
@@ -103,14 +103,14 @@ def with_network(asked: Asked) -> Asked | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The strategies in their order."""
+    """The ranked strategies."""
 
     asked: Asked
     limit_bytes: int
     rows: list[tuple[Standing, Estimate]]
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers, in the order of the table."""
+        """Return the numbers in the order of the table."""
         standing, first = self.rows[0]
         return {
             **{name: getattr(self.asked, name) for name in _MEASURED},
@@ -122,10 +122,10 @@ class Found:
 
 
 def look(asked: Asked) -> Found:
-    """Estimate, and draw what was found if a picture is asked for.
+    """Estimate, and draw a figure if requested.
 
     Raises:
-        FedSignError: an option has no meaning, or the picture cannot be written.
+        FedSignError: an option is invalid, or the figure cannot be written.
     """
     if asked.picture is not None:
         figures.check_name(asked.picture)
@@ -169,7 +169,7 @@ def look(asked: Asked) -> Found:
 
 
 def chart_of(found: Found) -> Chart:
-    """Memory against time; a step without communication, which takes no time, stands at the lower edge."""
+    """Plot memory against time. On the logarithmic axis, a step without communication is at the lower edge."""
     rows, limit = found.rows, found.limit_bytes / 1e9
     memory = [each.memory_bytes / 1e9 for _, each in rows]
     times = [each.step_s for _, each in rows if each.step_s > 0] or [1.0]
@@ -216,7 +216,7 @@ def _as_json(standing: Standing, each: Estimate) -> dict[str, Any]:
 
 
 def show(found: Found) -> None:
-    """Print the table, what to take, and where the picture is."""
+    """Print the table, the recommended strategy, and the figure's path."""
     console = Console(soft_wrap=True, highlight=False)
     console.print(
         f"[bold]{escaped(found.asked.title)}[/]\n"

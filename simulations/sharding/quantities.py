@@ -1,4 +1,4 @@
-"""Sizes, bandwidths and fractions as people write them."""
+"""Parse sizes, bandwidths and fractions as people write them."""
 
 import math
 import re
@@ -23,37 +23,37 @@ _BANDWIDTHS |= {f"{name}/s": 8 * size for name, size in _SIZES.items()}
 
 
 def bytes_of(text: str, *, option: str) -> int:
-    """A size in bytes.
+    """Parse a size in bytes.
 
     >>> bytes_of("80GB", option="--memory"), bytes_of("1.5 KiB", option="--memory")
     (80000000000, 1536)
 
     Raises:
-        ConfigError: it is no size.
+        ConfigError: it is not a size.
     """
     return round(_quantity(text, _SIZES, option=option, example="80GB or 24GiB"))
 
 
 def bits_per_second(text: str, *, option: str) -> float:
-    """A bandwidth in bits a second.
+    """Parse a bandwidth in bits per second.
 
     >>> bits_per_second("80Gbps", option="--inter"), bits_per_second("10GB/s", option="--inter")
     (80000000000.0, 80000000000.0)
 
     Raises:
-        ConfigError: it is no bandwidth.
+        ConfigError: it is not a bandwidth.
     """
     return _quantity(text, _BANDWIDTHS, option=option, example="80Gbps or 10GB/s")
 
 
 def fraction(text: str, *, option: str) -> float:
-    """A fraction above 0 and at most 1.
+    """Parse a fraction, above 0 and at most 1.
 
     >>> fraction("1/16", option="--trainable"), fraction("0.003", option="--trainable")
     (0.0625, 0.003)
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not such a fraction.
     """
     try:
         value = Fraction(text.replace(" ", ""))

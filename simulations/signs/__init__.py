@@ -1,1 +1,1 @@
-"""Signs of models compared: `fedsign analyse signs`."""
+"""Comparison of models' signs: `fedsign analyse signs`."""

@@ -1,6 +1,6 @@
-"""`fedsign analyse signs`: what it was asked for, and what it prints.
+"""The `fedsign analyse signs` command: options and printed results.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ def signs(
     out: OutOption = None,
     json: NumbersOption = False,
 ) -> None:
-    """Compare the signs of models, layer by layer: the share of parameters whose signs are equal."""
+    """Compare the signs of models layer by layer: the fraction of parameters with equal signs."""
     from simulations.signs import pairs as comparing
 
     found = comparing.signs(*paths, model=model, overrides=overrides or ())

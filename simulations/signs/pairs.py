@@ -1,4 +1,4 @@
-"""`fedsign.analyse.signs`: how far the signs of models agree, layer by layer, and over the rounds of a run that watched them."""
+"""`fedsign.analyse.signs`: sign agreement of models by layer, and over the rounds of a run that recorded it."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -18,16 +18,17 @@ _FIGURE = "models_global"
 
 
 def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] = ()) -> Found:
-    """The share of parameters whose signs are equal, of every pair of models, layer by layer.
+    """Compute the fraction of parameters with equal signs, for every pair of models, layer by layer.
 
     Args:
-        sources: runs, or paths of runs, of checkpoints, or of files of weights; a run alone is compared with what its
-            training began with.
+        sources: runs, or paths of runs, of checkpoints, or of files of weights; a single run is compared with its
+            initial
+            model.
         model: the model of a file of weights, such as "mlp".
-        overrides: the rest of its experiment, such as "data.name=mnist".
+        overrides: other settings of its experiment, such as "data.name=mnist".
 
     Raises:
-        FedSignError: there is nothing to compare, or the models are not of one architecture.
+        FedSignError: there is nothing to compare, or the models differ in architecture.
     """
     if not sources:
         raise ConfigError("no model was given, but expected is a run, or two models.")
@@ -47,7 +48,7 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
         raise ConfigError("the same path was given twice, but expected are different models.")
     rows = []
     for (one, a), (other, b) in combinations(models.items(), 2):
-        for layer, place in {"": slice(None), **layout.places()}.items():  # "": of all layers together
+        for layer, place in {"": slice(None), **layout.places()}.items():  # "" stands for all layers together
             ratio = same_sign_ratio(a[place], b[place])
             rows.append({"first": one, "second": other, "layer": layer, "same_sign_ratio": ratio})
     return Found(
@@ -67,7 +68,7 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
 
 
 def _over_rounds(subject: Subject) -> dict[str, NDArray[Any]]:
-    """`rounds` and, of each layer, the agreement of the clients' models with the received one [layers, rounds]."""
+    """Return `rounds` and, by layer, the agreement of client models with the received one [layers, rounds]."""
     lines = subject.run.records("signs.jsonl") if subject.run is not None else []
     if not lines:
         return {}

@@ -1,1 +1,1 @@
-"""Sparse models: what parameterisations give each tensor, and whether tuned settings transfer."""
+"""Sparse models: what parameterizations give each tensor, and whether tuned hyperparameters transfer."""

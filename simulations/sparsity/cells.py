@@ -1,8 +1,8 @@
-"""The cells of a sweep on disk, and how they are played: several at a time, and none twice.
+"""The cells of a sweep on disk, played in parallel, each only once.
 
-FOLDER/cells/<hash>.json    what a cell was, and its loss; there once the cell was played to its end, found by the hash of all that its
-                            loss depends on.  A sweep that was stopped goes on where it was, a larger one takes what it shares.
-FOLDER/logs/                what the worker processes had to say
+FOLDER/cells/<hash>.json    a finished cell and its loss. The hash covers everything that the loss depends on, so an
+                            interrupted sweep continues, and a larger one reuses the cells it shares.
+FOLDER/logs/                output of the worker processes
 FOLDER/lock                 held by the process that plays
 """
 
@@ -25,9 +25,9 @@ from simulations.jobs import Job, Team, Watcher, digest_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One training; `words` are what tells it from the others of its sweep, for who reads its file.
+    """One training. `words` tell it from the sweep's other cells, for readers of its file.
 
-    `steps` of training on all clients' samples, or, with 0, the experiment's own rounds; `samples` of the held-out ones, 0 for all.
+    `steps`: of centralized training; 0 plays the experiment's own rounds. `samples`: held-out samples; 0 for all.
     """
 
     config: ExperimentConfig
@@ -42,7 +42,7 @@ class Cell:
 
 
 def loss_in(path: Path) -> float | None:
-    """What a cell's file says: NaN if it diverged; None if it was not played, or its file was damaged."""
+    """Read the loss of a cell's file: NaN if it diverged; None if there is no file, or a damaged one."""
     try:
         found = read_json(path.read_text(encoding="utf-8"))[0]["loss"]
         return math.nan if found is None else float(found)
@@ -51,17 +51,17 @@ def loss_in(path: Path) -> float | None:
 
 
 def write_loss(path: Path, loss: float, words: Mapping[str, Any]) -> None:
-    """A loss that is no finite number is written as null."""
+    """Write a loss; null if it is not finite."""
     content = {**words, "loss": loss if math.isfinite(loss) else None}
     write_text(path, sealed_json(content))
 
 
 def losses_of(cells: Sequence[Cell], folder: Path, *, workers: int | None = None) -> list[float]:
-    """The loss of each cell; those that are not in the folder yet are played, as many at a time as there are cores.
+    """Return the loss of each cell; play those that the folder lacks, one per core at a time.
 
     Raises:
-        ConfigError: `workers` cannot be.
-        ResultsError: the folder cannot be written, or another process plays there.
+        ConfigError: `workers` is invalid.
+        ResultsError: the folder cannot be written, or another process is playing there.
         EngineError: a cell could not be played.
     """
     if workers is not None and workers < 1:
@@ -87,12 +87,12 @@ def _play(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
         jobs.append(Job(id=cell.id, asked={"config": cell.config.to_toml(), "path": str(path.absolute()), **told}))
     console = Console(stderr=True)
     columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
-    # in a notebook Rich would ask for ipywidgets
+    # in notebooks, Rich would require ipywidgets
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=console.is_jupyter) as bar:
         task, failures = bar.add_task("", total=len(jobs)), list[str]()
 
         class Ended(Watcher):
-            """Shows how many cells have ended, on standard error, and keeps the sentences of those that failed."""
+            """Shows the number of finished cells on standard error, and collects the errors of failed ones."""
 
             def on_end(self, worker: int, job: Job, error: str | None) -> None:
                 bar.advance(task)

@@ -1,6 +1,6 @@
-"""`fedsign analyse parameterisation`, `analyse coordinates` and `tune transfer`: what they were asked for, and what they print.
+"""The `fedsign analyse parameterisation`, `analyse coordinates` and `tune transfer` commands: options, printed results.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
 import math
@@ -60,7 +60,7 @@ def coordinates(
     out: Annotated[Path | None, typer.Option(help="Where to write; without it, ./analysis/NAME.")] = None,
     json: NumbersOption = False,
 ) -> None:
-    """Measure how large activations are while training begins, by step and density, under several parameterisations."""
+    """Measure the size of activations in early training, by step and density, under several parameterizations."""
     from fedsign import config as configs
     from simulations.sparsity import coordinates as looking
 
@@ -132,7 +132,7 @@ def transfer(
     ] = False,
     json: NumbersOption = False,
 ) -> None:
-    """Find the best learning rate, or start, of a proxy, and see whether it holds at other widths and densities."""
+    """Find a proxy's best learning rate, or initialization, and check whether it holds at other widths and densities."""
     from fedsign import config as configs
     from simulations.sparsity import transfer as tuning
 
@@ -174,13 +174,13 @@ def transfer(
 
 
 def values_of(text: str) -> list[float]:
-    """What `--values` says.
+    """Parse `--values`.
 
     >>> values_of("2^-3..2^-1"), values_of("0.1, 2^-1")
     ([0.125, 0.25, 0.5], [0.1, 0.5])
 
     Raises:
-        ConfigError: it says no numbers.
+        ConfigError: these are not numbers.
     """
     first, dots, last = text.partition("..")
     try:

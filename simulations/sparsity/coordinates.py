@@ -1,10 +1,11 @@
-"""`fedsign analyse coordinates`: how large activations are while a model trains, and how far they have moved.
+"""`fedsign analyse coordinates`: the size of activations during training, and of their change.
 
-Paper: Dey et al. 2024 (arXiv 2405.15743), Figure 5, as the check of Yang et al. 2022 (arXiv 2203.03466): under the right rules the
-mean |activation| does not depend on width and density, neither at the start nor after any number of steps.  What is looked at is
-the output of the modules that the model's roles name as watched: attention and feed-forward of each block, or hidden layers.
+Paper: Dey et al. 2024 (arXiv 2405.15743), Figure 5, the coordinate check of Yang et al. 2022 (arXiv 2203.03466): with
+correct rules, the mean |activation| does not depend on width and density, neither at initialization nor after any
+number of steps.  Measured are the outputs of the modules that the model's roles mark as watched: attention and
+feed-forward of each block, or hidden layers.
 
-One batch, which is the first one trained on, is looked at throughout, so that what has changed is the model.
+All measurements use the first training batch, so that only the model changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ from fedsign.report.figures import Draw, draw
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
 
-VARIANTS = {  # what may be looked at -> the parameterisation, and what it differs in from the configuration's
+VARIANTS = {  # name -> the parameterization, and its differences from the configured one
     "sp": ("sp", {}),
     "mup": ("mup", {}),
     "smupar": ("smupar", {"corrects": "both"}),
@@ -42,7 +43,7 @@ VARIANTS = {  # what may be looked at -> the parameterisation, and what it diffe
 
 
 def check_sweep(schemes: Sequence[str], densities: Sequence[float]) -> None:
-    """Raise ConfigError for a scheme that is not known, or a density that is none."""
+    """Raise ConfigError for an unknown scheme or an invalid density."""
     for name in schemes:
         if name not in VARIANTS:
             raise ConfigError(f"scheme '{name}' is not known.{one_of(name, VARIANTS)}.")
@@ -52,10 +53,10 @@ def check_sweep(schemes: Sequence[str], densities: Sequence[float]) -> None:
 
 
 def variant(config: ExperimentConfig, scheme: str, density: float, **changes: Any) -> ExperimentConfig:
-    """The same experiment under another parameterisation, with those of its settings that the other one takes.
+    """Return the experiment under another parameterization, with the settings that apply to both.
 
     Raises:
-        ConfigError: the configuration names no parameterisation.
+        ConfigError: the configuration has no parameterization.
     """
     part = ParameterisationPart.of(config)
     if not part.is_chosen:
@@ -71,7 +72,7 @@ def variant(config: ExperimentConfig, scheme: str, density: float, **changes: An
 
 
 def facts_of(config: ExperimentConfig) -> dict[str, Any]:
-    """What a finding says of the experiment."""
+    """Return the facts that a result records about the experiment."""
     return {
         "model": config.model.name,
         "data": config.data.name,
@@ -84,10 +85,10 @@ def facts_of(config: ExperimentConfig) -> dict[str, Any]:
 def look(
     config: ExperimentConfig, *, schemes: Sequence[str], densities: Sequence[float], seeds: int, steps: int
 ) -> Found:
-    """Train each scheme at each density from each seed, and look at its activations.
+    """Train each scheme at each density from each seed, and measure its activations.
 
     Raises:
-        FedSignError: the model cannot be looked at.
+        FedSignError: the model cannot be measured.
     """
     check_sweep(schemes, densities)
     if not schemes or not densities or min(seeds, steps) < 1:
@@ -128,7 +129,7 @@ def look(
 def _summary(
     schemes: Sequence[str], densities: Sequence[float], size: NDArray[Any], change: NDArray[Any]
 ) -> list[dict[str, Any]]:
-    """Ratios to the first density, paired by seed and module: their range at both ends, and of the first step's change."""
+    """Summarize ratios to the first density, paired by seed and module, as ranges; also of the first step's change."""
     rows = []
     for (i, scheme), (j, density) in product(enumerate(schemes), enumerate(densities)):
         row: dict[str, Any] = {"scheme": scheme, "density": density}
@@ -141,12 +142,13 @@ def _summary(
 
 
 def _watched(workload: Workload, steps: int) -> tuple[Sequence[str], NDArray[np.float64], NDArray[np.float64]]:
-    """Train the experiment's model on all its clients' samples, with their optimizer, and look at it before every step.
+    """Train centrally with the clients' optimizer, measuring activations before every step.
 
-    The watched modules, the mean |activation| of each [steps + 1, modules], and of its change since the start.
+    Returns:
+        The watched modules, the mean |activation| of each [steps + 1, modules], and of its change since initialization.
 
     Raises:
-        ConfigError: the model names nothing to watch.
+        ConfigError: the model has no watched modules.
     """
     model, client = workload.make_model().train(), workload.config.client
     prepare_training(model)
@@ -174,7 +176,7 @@ def _watched(workload: Workload, steps: int) -> tuple[Sequence[str], NDArray[np.
 
 
 def drawn_batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
-    """Without end, each drawn from all samples."""
+    """Yield random batches of all samples without end."""
     samples, size = workload.training_samples, workload.config.client.batch_size
     rng = generator(workload.config.seed, Purpose.BATCHES)
     while True:
@@ -199,7 +201,7 @@ def _activations(model: nn.Module, modules: Sequence[str], features: Tensor) -> 
 
 
 def coordinate_figures(found: Found) -> dict[str, Draw]:
-    """What -> what draws it: lines on top of each other are what is hoped for."""
+    """Return the plots by name; with correct rules their lines coincide."""
     sizes = found.arrays["size"].mean((2, 4))  # [schemes, densities, steps + 1]
     charts = []
     for scheme, of_scheme in zip(found.facts["schemes"], sizes.tolist(), strict=True):

@@ -11,10 +11,10 @@ from fedsign.workload import Workload
 
 
 def look(config: ExperimentConfig) -> dict[str, Any]:
-    """Plain numbers and texts; rates and weight decay are those of the experiment's optimizer, before any schedule.
+    """Return plain numbers and texts. Rates and weight decay are the optimizer's, before any schedule.
 
     Raises:
-        ConfigError: the experiment has no parameterisation.
+        ConfigError: the experiment has no parameterization.
     """
     model, client = Workload(config).make_model(), config.client
     made = parameterised(model)

@@ -1,8 +1,8 @@
-"""The loss that an experiment ends with on samples that were held out, which is what settings are chosen by.
+"""The final held-out loss of an experiment, by which settings are chosen.
 
-With a number of steps it is trained without a federation: one client has all clients' samples and takes so many steps, with the
-experiment's optimizer, schedule, precision and clipping; strategy, faults, attack and privacy do not count.  Without one it is
-the federation that the experiment describes, played to its last round.
+With a number of steps, training is centralized: one client has all clients' samples and takes that many steps, with the
+experiment's optimizer, schedule, precision and clipping; strategy, faults, attack and privacy are ignored.  Without
+one, the experiment's federation is played to its last round.
 """
 
 import logging
@@ -34,17 +34,17 @@ _log = logging.getLogger("fedsign")
 
 
 def held_out(config: ExperimentConfig) -> ExperimentConfig:
-    """The experiment with samples to choose by: as many as it says, or a tenth."""
+    """Return the experiment with held-out samples: the configured fraction, or a tenth."""
     if config.data.validation_fraction:
         return config
     return config.replace(**{"data.validation_fraction": VALIDATION_FRACTION})
 
 
 def alone(config: ExperimentConfig, steps: int) -> ExperimentConfig:
-    """The experiment without a federation.
+    """Return the experiment as centralized training.
 
     Raises:
-        ConfigError: its clients hold data of their own.
+        ConfigError: its clients hold their own data.
     """
     if client_data_of(config) is not None:
         raise ConfigError(
@@ -66,10 +66,10 @@ def alone(config: ExperimentConfig, steps: int) -> ExperimentConfig:
 
 
 def check(config: ExperimentConfig, *, steps: int, like: Workload | None = None) -> Workload:
-    """Make every part of a training, so that a mistake is one sentence before the first of many.
+    """Build every component of a training, so that a mistake is one error before the first of many trainings.
 
     Raises:
-        FedSignError: it cannot be trained so.
+        FedSignError: it cannot be trained.
     """
     if not steps:
         if not EngineTraits.of(config.engine.name).trains_here:
@@ -86,13 +86,13 @@ def check(config: ExperimentConfig, *, steps: int, like: Workload | None = None)
 
 
 class Trainings:
-    """One after another; data that the next one shares are not made again."""
+    """Trainings in sequence; data shared with the previous one are reused."""
 
     def __init__(self) -> None:
         self._last: Workload | None = None
 
     def loss(self, config: ExperimentConfig, *, steps: int, samples: int) -> float:
-        """What one ends with; NaN or infinite if it diverged."""
+        """Return the final loss; NaN or infinity if training diverged."""
         if not steps:
             return _federated(config)
         workload = Workload(alone(config, steps))
@@ -104,7 +104,7 @@ class Trainings:
 
 
 def main(parent: Connection) -> None:
-    """Of a process that plays cells of a sweep: a cell's file is whole, or not there."""
+    """Worker process that plays cells of a sweep. Each cell's file is written atomically."""
     trainings = Trainings()
 
     def play(asked: Message) -> None:
@@ -127,7 +127,7 @@ def _trained(workload: Workload) -> nn.Module:
     )
     with tempfile.TemporaryDirectory() as states:
         reply = SequentialTrainer(workload, copies=False).train(request, ClientStore(Path(states)))
-        model.load_state_dict({**model.state_dict(), **packing.whole(reply.tensors)})  # LISA sends a part
+        model.load_state_dict({**model.state_dict(), **packing.whole(reply.tensors)})  # LISA replies with a part
     return model
 
 
@@ -144,7 +144,7 @@ def _federated(config: ExperimentConfig) -> float:
     with tempfile.TemporaryDirectory() as root:
         try:
             done = api.run(config.replace(callbacks=[], **{"results.root": root}))
-        except RoundError as error:  # what remains of a round whose clients have all diverged
+        except RoundError as error:  # raised by a round whose clients all diverged
             _log.warning("a cell counts as diverged: %s", error)
             return nan
         value = final_value(done.rounds, "validation_loss")

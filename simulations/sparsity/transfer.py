@@ -1,11 +1,11 @@
 """`fedsign tune transfer`: does a setting tuned on a small dense proxy hold for wider and sparser models?
 
-Paper: Dey et al. 2024 (arXiv 2405.15743), Figures 6, 7, 9, 13 and 14.  Under each scheme the same values of one setting are tried at
-every width and density from the same seeds; the first width at the first density is the proxy.  Losses are those
-of held-out samples.
+Paper: Dey et al. 2024 (arXiv 2405.15743), Figures 6, 7, 9, 13 and 14.  Under each scheme, the same values of one
+setting are tried at every width and density from the same seeds; the first width at the first density is the proxy.
+Losses are those of held-out samples.
 
-Values lie a factor of two apart, or whatever was asked for; how far an optimum has moved is counted in factors of two, which are
-called bins.  A loss that is not finite is a training that diverged: its value is never the best one.
+By default, values are a factor of two apart. The move of an optimum is counted in factors of two, called bins.  A
+diverged training has a loss that is not finite, and its value is never the best one.
 """
 
 import logging
@@ -35,12 +35,12 @@ from simulations.sparsity.cells import Cell, losses_of
 from simulations.sparsity.coordinates import check_sweep, facts_of, variant
 
 SETTINGS = {"rate": "client.lr", "init": "parameterisation.init_std"}
-_AROUND = [2.0**power for power in range(-4, 5)]  # times the experiment's own value
-_WIDTHS = ("width", "hidden", "channels")  # settings of models that say how wide they are; the first one there counts
+_AROUND = [2.0**power for power in range(-4, 5)]  # times the experiment's value
+_WIDTHS = ("width", "hidden", "channels")  # settings that determine a model's width; the first one present counts
 _SCALED = (*_WIDTHS, "num_heads", "num_kv_heads", "ffn_width")  # heads keep their width
-_FEWEST_INPUTS = 4  # of a sparse unit, where means over them still are the rule
+_FEWEST_INPUTS = 4  # of a sparse unit; with fewer, the rules' averages no longer apply
 
-_SHOWN = 1.6  # times the lowest loss of all: what is above leaves the picture
+_SHOWN = 1.6  # times the lowest loss; larger ones are not plotted
 _NAMES = {"client.lr": "learning rate", "parameterisation.init_std": "standard deviation of the start"}
 
 _log = logging.getLogger("fedsign")
@@ -48,7 +48,10 @@ _log = logging.getLogger("fedsign")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What to try; see the command's options.  No values: nine around the experiment's; no widths: its own; `steps` and `samples`: see Cell."""
+    """What to try, by the command's options. By default nine values around the experiment's, at its own width.
+
+    For `steps` and `samples` see Cell.
+    """
 
     setting: str = "rate"
     values: Sequence[float] = ()
@@ -61,7 +64,7 @@ class Asked:
 
 
 def check(asked: Asked) -> None:
-    """Raise ConfigError unless it can be tried, whatever the model."""
+    """Raise ConfigError if it cannot be tried for any model."""
     if asked.setting not in SETTINGS:
         raise ConfigError(f"'{asked.setting}' cannot be tuned.{one_of(asked.setting, SETTINGS)}.")
     check_sweep(asked.schemes, asked.densities)
@@ -86,7 +89,7 @@ def check(asked: Asked) -> None:
 
 
 def tune(config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int | None = None) -> Found:
-    """Train every cell that the folder does not hold yet, and read off where the optima are.
+    """Train every cell that the folder lacks, and find the optima.
 
     Raises:
         FedSignError: it cannot be tried, or a cell could not be played.
@@ -105,17 +108,17 @@ def tune(config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int |
 
 
 def widened(config: ExperimentConfig, width: int) -> ExperimentConfig:
-    """The experiment with a model of another width: all its layers are as much wider, heads are more and not wider.
+    """Return the experiment with a wider model: all layers scale, and the number of heads, but not their width.
 
     Raises:
-        ConfigError: its model does not say how wide it is, or cannot be so wide.
+        ConfigError: the model has no width setting, or cannot have this width.
     """
     settings, current = config.model.settings, width_of(config)
     changed: dict[str, Any] = {}
     for name in _SCALED:
         value = settings.get(name)
         if not value:
-            continue  # 0 is the usual one
+            continue  # 0 selects the default
         is_list = isinstance(value, list | tuple)
         scaled = [each * width / current for each in (value if is_list else [value])]
         if any(each != int(each) or each < 1 for each in scaled):
@@ -129,10 +132,10 @@ def widened(config: ExperimentConfig, width: int) -> ExperimentConfig:
 
 
 def width_of(config: ExperimentConfig) -> int:
-    """What the model's settings say; of layers of several widths the last one's.
+    """Return the model's width setting; for a list of widths, the last.
 
     Raises:
-        ConfigError: they do not say it.
+        ConfigError: it has no such setting.
     """
     for name in _WIDTHS:
         if value := config.model.settings.get(name):
@@ -144,7 +147,7 @@ def width_of(config: ExperimentConfig) -> int:
 
 
 def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
-    """With values and widths."""
+    """Fill in default values and widths."""
     init_std = ParameterisationPart.of(config).settings.get("init_std", 0.02)
     own = config.client.lr if asked.setting == "rate" else init_std
     widths = list(asked.widths) or [own_width]
@@ -162,14 +165,14 @@ def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
 
 
 def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[Cell]:
-    """Seed by seed, so that what is there of a sweep that was stopped is whole seeds; the first seed's are checked."""
+    """Return the cells, seed by seed, so that an interrupted sweep has complete seeds; the first seed's are checked."""
     config, base_density = training.held_out(config), ParameterisationPart.of(config).settings.get("base_density", 1.0)
     last: Workload | None = None
     for seed, scheme, width, density in product(
         range(config.seed, config.seed + asked.seeds), asked.schemes, asked.widths, asked.densities
     ):
         wide = config if width == own_width else widened(config, width)
-        # At the base's density nothing is corrected for it: what is played is muP, once for all schemes.
+        # The base's density needs no correction for sparsity, so all schemes are muP there, played once.
         played = "mup" if density == base_density and scheme.startswith("smupar") else scheme
         of_condition = variant(wide, played, density, seed=seed)
         for index, value in enumerate(asked.values):
@@ -181,7 +184,7 @@ def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[C
 
 
 def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) -> Found:
-    """Of losses [schemes, widths, densities, values, seeds]."""
+    """Summarize losses [schemes, widths, densities, values, seeds]."""
     conditions = list(product(asked.widths, asked.densities))
     rows, summary = [], []
     for scheme, of_scheme in zip(asked.schemes, losses, strict=True):
@@ -207,15 +210,18 @@ def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """Of one condition; `kept` is what the base's best value gives there, `excess` how much more that is than the own best, as a share.
+    """The optimum of one condition.
 
-    The best value is that of the lowest mean loss over the seeds; `moved_low` and `moved_high` are the smallest and the largest of the
-    single seeds' own moves.  NaN where every value diverged.
+    The best value has the lowest mean loss over seeds; `moved_low` and `moved_high` are the extreme moves of single
+    seeds.
+    `kept` is the loss here at the base's best value, `excess` its relative excess over the loss at the condition's own
+    best
+    value. NaN if every value diverged.
     """
 
     best: float = nan
     best_loss: float = nan
-    is_at_edge: bool = False  # of the values that were tried: the optimum may lie beyond
+    is_at_edge: bool = False  # of the tried values; the optimum may be outside
     moved: float = nan  # factors of two from the base's best value
     moved_low: float = nan
     moved_high: float = nan
@@ -224,7 +230,7 @@ class Reading:
 
 
 def read_off(losses: NDArray[np.float64], values: Sequence[float]) -> list[Reading]:
-    """Of each condition, from losses [conditions, values, seeds], the base's first; the values ascend.
+    """Find the optimum of each condition, from losses [conditions, values, seeds]; the base comes first, values ascend.
 
     >>> losses = np.array([[3.0, 2.0, 4.0], [5.0, 4.0, 3.0]])[:, :, None]
     >>> [(each.best, each.moved, round(each.excess, 3)) for each in read_off(losses, [1, 2, 4])][1]
@@ -255,7 +261,7 @@ def read_off(losses: NDArray[np.float64], values: Sequence[float]) -> list[Readi
 
 
 def transfer_figures(found: Found) -> dict[str, Draw]:
-    """What -> what draws it: means over the seeds, with a band from the lowest to the highest, and the best value as a dot."""
+    """Return the plots by name: means over seeds with bands from lowest to highest, and a dot at the best value."""
     facts, losses = found.facts, found.arrays["loss"]
     charts = []
     for row, width in enumerate(facts["widths"]):
@@ -272,7 +278,7 @@ def transfer_figures(found: Found) -> dict[str, Draw]:
 
 
 def _line(name: str, values: Any, losses: Any, color: int) -> list[Series]:
-    """Of losses [values, seeds]; where a seed diverged there is no point."""
+    """Plot losses [values, seeds]; values with a diverged seed get no point."""
     known = np.where(np.isfinite(losses), losses, np.nan)
     means, x = known.mean(-1), values.tolist()
     low, high = known.min(-1).tolist(), known.max(-1).tolist()

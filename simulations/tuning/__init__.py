@@ -1,1 +1,1 @@
-"""One experiment's settings searched, and learnt beside."""
+"""Tuning of one experiment's settings by search, compared with gradients."""

@@ -1,6 +1,6 @@
-"""`fedsign tune search`: what it was asked for, and what it prints.
+"""The `fedsign tune search` command: options and printed results.
 
-Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
 from pathlib import Path
@@ -66,9 +66,9 @@ def search(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Search the best settings of an experiment by held-out samples, and say what they gain on test samples.
+    """Search an experiment's best settings on held-out samples, and measure their gain on test samples.
 
-    The same command goes on after a stop, and gives the same answer with any number of processes.
+    Run the same command again to continue after an interruption. The result does not depend on the number of processes.
     """
     from fedsign import config as configs
     from simulations.comparison import arguments

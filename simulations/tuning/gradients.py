@@ -1,10 +1,10 @@
-"""Settings learnt by gradients, for as much compute as the search that they are compared with.
+"""Gradient-based hyperparameter tuning, with the compute budget of the search it is compared with.
 
 Compute is counted in plain rounds of the experiment.  The cost of a differentiated round is measured: the
-floating-point operations of a step of the gradients over those of its rounds alone, by `torch.utils.flop_counter`,
-which counts products of matrices and leaves out elementwise operations.  (With `forward_exact` and an MLP it is about 3
-for one setting, and 1.2 more for each further one.)  The last evaluation of what was learnt and its validation runs
-count as well.  Seconds are recorded besides: they show how well the count holds on a machine.
+floating-point operations of a gradient step over those of its rounds alone, by `torch.utils.flop_counter`, which counts
+matrix products and omits elementwise operations.  (With `forward_exact` and an MLP it is about 3 for one setting, and
+1.2 more for each further one.)  The final evaluation and its validation runs count as well.  Seconds are also recorded,
+to show how well the count predicts them.
 """
 
 import time
@@ -28,26 +28,26 @@ from simulations.bilevel import learning
 from simulations.jobs import digest_of
 
 FILE = "learnt.json"
-_COUNTED_ROUNDS = 2  # of which operations are counted
+_COUNTED_ROUNDS = 2  # in the measurement of operations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learnt:
-    """What was learnt, and what it took."""
+    """The learned settings, and the compute spent."""
 
     values: Mapping[str, Any]
     steps: int
-    rounds: int  # of each step
-    cost: float  # of a round
+    rounds: int  # per step
+    cost: float  # of a differentiated round, in plain rounds
     seconds: float
-    budget: float  # of the search, in rounds
-    spent: float  # in rounds, the validation of what was learnt included
+    budget: float  # the search's, in rounds
+    spent: float  # in rounds, including the validation of the learned settings
     diverged: bool
-    losses: Sequence[float] = ()  # of the steps
+    losses: Sequence[float] = ()  # per step
 
     @property
     def lead(self) -> str:
-        """What both had, in words."""
+        """Describe both budgets."""
         return (
             f"The search and the gradients had the same compute: that of {self.budget:,.0f} rounds, of which the "
             f"gradients used {self.spent:,.0f}. Compute is counted in floating-point operations, and said in rounds "
@@ -55,7 +55,7 @@ class Learnt:
         )
 
     def record(self, name: str, *, runs: int) -> dict[str, Any]:
-        """See [Note: trials] in fedsign.comparison.tuning."""
+        """Return the record; see [Note: trials] in fedsign.comparison.tuning."""
         stopped = "; diverged in the last one" if self.diverged else ""
         said = (
             f"{plural(self.steps, 'step')} of {plural(self.rounds, 'round')}, each at {self.cost:g}: "
@@ -67,7 +67,7 @@ class Learnt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gradients:
-    """What is learnt, and how; `rounds` of each step, 0 for the experiment's."""
+    """What to learn, and how. `rounds`: per step; 0 for the experiment's."""
 
     names: tuple[str, ...]
     rounds: int = 0
@@ -75,10 +75,10 @@ class Gradients:
     method: str = "forward_exact"
 
     def learn(self, config: ExperimentConfig, seeds: Sequence[int], folder: Path, *, budget: float) -> Learnt:
-        """Learn for the budget, or read what the folder has of just that; the seeds take turns, step by step.
+        """Learn for this budget, or read the folder's result of the same budget; seeds take turns, step by step.
 
         Raises:
-            ConfigError: a setting cannot be learnt, or the budget is not worth a step.
+            ConfigError: a setting cannot be learned, or the budget is too small for a step.
         """
         if WEIGHTS in self.names:
             raise ConfigError(
@@ -87,7 +87,7 @@ class Gradients:
             )
         rounds = self.rounds or config.rounds
         cost = self.cost(config.replace(seed=seeds[0]), rounds=rounds)
-        # the last look at what was learnt is a step, too
+        # the final evaluation costs a step, too
         steps = int((budget - len(seeds) * config.rounds) / (rounds * cost)) - 1
         if steps < 1:
             raise ConfigError(
@@ -116,7 +116,7 @@ class Gradients:
         )
 
     def cost(self, config: ExperimentConfig, *, rounds: int) -> float:
-        """Of a round that is differentiated, in plain rounds."""
+        """Measure the cost of a differentiated round, in plain rounds."""
         asked = learning.Asked(names=self.names, rounds=min(rounds, _COUNTED_ROUNDS), method=self.method)
         counted = learning.Learning(config, asked)
         problem, meta = counted.problem(), counted.start
@@ -126,7 +126,7 @@ class Gradients:
         return round(step / _operations(lambda: final_state(problem, meta)), 2)
 
     def _learn(self, config: ExperimentConfig, seeds: Sequence[int], *, steps: int, rounds: int) -> dict[str, Any]:
-        """The trajectory; of one that diverges the values before the step in which it does."""
+        """Return the trajectory; if it diverges, up to the step before."""
         asked = learning.Asked(names=self.names, steps=steps, rounds=rounds, lr=self.lr, method=self.method)
         first, *others = (learning.Learning(config.replace(seed=seed), asked) for seed in seeds)
         begun, trajectory, diverged = time.monotonic(), list[learning.Step](), False
@@ -142,14 +142,14 @@ class Gradients:
 
 
 def _operations(compute: Callable[[], Any]) -> int:
-    """Floating-point operations of all products of matrices and convolutions."""
+    """Count floating-point operations of all matrix products and convolutions."""
     with FlopCounterMode(display=False) as counter:
         compute()
     return int(counter.get_total_flops())
 
 
 def _read(path: Path, digest: str) -> dict[str, Any] | None:
-    """What was learnt of just this; None without, or of another budget.
+    """Read the stored result; None if there is none for this request and budget.
 
     Raises:
         ResultsError: the file is damaged.

@@ -1,8 +1,8 @@
-"""`fedsign tune search`: a search for the best settings of one experiment, compared with the settings that it had.
+"""`fedsign tune search`: search one experiment's best settings, and compare them with its current ones.
 
-The result is a comparison of two or three rows that differ by their settings: the experiment's own, those of the
-search, and those learnt by gradients at equal compute.  Each is trained on all training samples with seeds that no
-trial has seen, so the page says what tuning has gained, and whether search or gradients gained more.
+The result is a comparison with two or three rows that differ in their settings: the experiment's own, those of the
+search, and optionally those learned by gradients at equal compute.  Each row is trained on all training samples with
+seeds that no trial used, so the page shows the gain of tuning, and whether search or gradients gained more.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ LABELS = {GIVEN: "As given", FOUND: "Search", LEARNT: "Gradients"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What is searched: so many trials, each with the seeds of tuning; what is found is trained again with `seeds`."""
+    """What to search: the number of trials, each with the tuning seeds; the final training uses `seeds`."""
 
     trials: int
     seeds: Sequence[int]
@@ -52,10 +52,10 @@ class Asked:
 def tune(
     config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int | None = None, extend: bool = False
 ) -> Comparison:
-    """Search, learn if asked for, and train all again; what the folder holds is not played again.
+    """Search, learn if requested, and train all rows; existing results in the folder are reused.
 
     Raises:
-        FedSignError: something cannot be searched, learnt or played.
+        FedSignError: something cannot be searched, learned or played.
     """
     if asked.trials < 1:
         raise ConfigError(f"--trials {asked.trials} was given, but expected is 1 or more, such as --trials 16.")
@@ -75,7 +75,7 @@ def tune(
 
 
 def found_config(config: ExperimentConfig, done: Comparison) -> ExperimentConfig:
-    """The experiment with the settings of the search's best trial, by validation samples."""
+    """Return the experiment with the settings of the best trial on validation samples."""
     (choice,) = [trial.choice for trial in done.summary().trials if trial.chosen and trial.strategy == FOUND]
     return config.replace(**choice)
 
@@ -89,7 +89,7 @@ def make_plan(
     environment: Mapping[str, Any],
     value_of: CellValue = lambda cell: None,
 ) -> tuple[Plan, Configs]:
-    """The trials, as far as the values of the cells so far reach; then the runs that count."""
+    """Return the trials, as far as the cells' values so far determine them, then the final runs."""
     metric, seeds = metric_of(config), asked.tuning_seeds
     higher = is_higher_better(metric)
     found = search(

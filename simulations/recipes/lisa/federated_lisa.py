@@ -49,8 +49,7 @@ _METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, 
     expected=Verdict.HOLDS,
 )
 def federated_lisa(quick: bool) -> Figures:
-    """Return losses, perplexities, megabytes per client and round (quick: full and `per_round`, 2 rounds, one rate and
-    seed).
+    """Return losses, perplexities, megabytes per client and round (quick: full and `per_round`, 2 rounds, one rate).
 
     `share_of_gain`: the fraction of full fine-tuning's improvement on the base's loss that `per_round` reaches.
     """

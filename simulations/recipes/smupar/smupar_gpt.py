@@ -1,9 +1,9 @@
-"""The small language model of the SmuPar recipes: two layers, tied embeddings, learned positions, heads of 32, base
-width 64.
+"""The small language model of the SmuPar recipes: two layers, tied embeddings, learned positions, base width 64.
 
 Paper: Dey et al. 2024 (arXiv 2405.15743), whose networks are 16 times as wide and read SlimPajama.  Here the data are
-characters of texts that ship with Python. The initial standard deviation is that of the paper's Table 3, the
-multipliers are 1; AdamW as in the authors' code: betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1.
+characters of texts that ship with Python. Heads have width 32. The initial standard deviation is that of the paper's
+Table 3, the multipliers are 1; AdamW as in the authors' code: betas 0.9 and 0.95, weight decay 0.1, gradients clipped
+at 1.
 """
 
 from typing import Any

@@ -1,1 +1,1 @@
-"""The figures of the FedSign paper: signs and asymmetric valleys of the loss."""
+"""Recipes on the FedSign paper's figures: signs and asymmetric valleys of the loss."""

@@ -1,7 +1,7 @@
-"""The signs of a trained model and the gradient of its loss: asymmetric valleys are no slope.
+"""Signs of a trained model and the gradient of its loss: asymmetric valleys are not a slope.
 
-Paper: arXiv 2405.12489, its gradient test: sign(theta_f) is almost orthogonal to the gradient, so that what is flat on
-one side and sharp on the other is not the loss falling along the signs.
+Paper: arXiv 2405.12489, its gradient test: sign(theta_f) is almost orthogonal to the gradient, so a valley that is flat
+on one side and sharp on the other is not explained by a loss that falls along the signs.
 """
 
 from statistics import fmean
@@ -24,9 +24,9 @@ from simulations.recipes.where import AT_HOME, Where
     plays=trainings(10, 2),
 )
 def valley_gradient(quick: bool, where: Where = AT_HOME) -> Figures:
-    """|cos| of sign(theta_f) and the gradient of the loss of all training samples, over 10 networks (quick: 2).
+    """Return |cos| of sign(theta_f) and the gradient of the mean training loss, over 10 networks (quick: 2).
 
-    "Almost orthogonal" is a cosine of at most 0.1; two random directions in so many dimensions have one of about 0.006.
+    "Almost orthogonal" is a cosine of at most 0.1; two random directions in this many dimensions have about 0.006.
     """
     found = [_cosine(subject) for subject in networks(2 if quick else 10, where=where)]
     cosines, norms = zip(*found, strict=True)
@@ -34,7 +34,7 @@ def valley_gradient(quick: bool, where: Where = AT_HOME) -> Figures:
 
 
 def _cosine(subject: Subject) -> tuple[float, float]:
-    """The cosine, and the gradient's norm."""
+    """Return the cosine, and the gradient's norm."""
     train = subject.workload.dataset.train
     features, targets = train.batch(torch.arange(len(train)))
     parameters = [*subject.model.parameters()]

@@ -1,4 +1,4 @@
-"""Between two minima, and what a step along the signs of the weights does to hidden units and to a classifier.
+"""Between two minima, and what a step along the weights' signs does to hidden units and to a classifier.
 
 Paper: arXiv 2405.12489, sections 4 and 5 and Figure 29.  Networks are MLPs 64-128-128-10 on digits.
 """
@@ -28,7 +28,7 @@ from simulations.recipes.valleys.networks import network, networks, trained_on_s
 from simulations.recipes.valleys.noises import SYMMETRIC
 from simulations.recipes.where import AT_HOME, Where
 
-_FRESH = range(100, 120)  # seeds 0 to 4 left open what these decide
+_FRESH = range(100, 120)  # seeds 0 to 4 left the outcome open
 
 
 @recipe(
@@ -41,7 +41,7 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left open what these decide
     part("the minimum of small batches is nearly symmetric", at_most(SYMMETRIC, "small_asymmetry")),
     part("the minimum of large batches is asymmetric", above(SYMMETRIC, "large_asymmetry")),
     source="FedSign, section 3.2",
-    quick=[at_least(0.8, "same_sign_ratio")],  # one start: two that have nothing in common have 0.5
+    quick=[at_least(0.8, "same_sign_ratio")],  # two unrelated models have 0.5
     null={
         "sharper_low": 0.0,
         "more_asymmetric_low": 0.0,
@@ -53,16 +53,20 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left open what these decide
     plays=trainings(2 * len(_FRESH), 4),
 )
 def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Over 20 pairs of networks (quick: 2); errors within 0.5 of each minimum, away from the other one and toward it.
+    """Return errors within 0.5 of each minimum, on either side, over 20 pairs of networks (quick: 2).
 
     Paper: (1 - lambda) theta_1 + lambda theta_2, lambda in [-1, 2], of batches of 32 and of 2048, from one
-    initialization: the small batch's minimum is sharper and nearly symmetric, the large batch's flatter and asymmetric.
-    Here batches of 32 and of 512 (2048 would be more than all samples), these for eight times as many epochs, since an
-    epoch has three of them.
+    initialization:
+    the small-batch minimum is sharper and nearly symmetric, the large-batch minimum flatter and asymmetric.  Here
+    batches
+    of 32 and of 512 (2048 would exceed the data set), the latter for eight times as many epochs, since an epoch has
+    only
+    three of them.
 
-    `rise`: the mean of a minimum's two sides, less its own error; `asymmetry`: their difference, as an absolute value.
-    `sharper` is the small batches' rise less the large ones', `more_asymmetric` the large batches' asymmetry less the
-    small ones', both paired.
+    `rise`: the mean error on a minimum's two sides, minus its own error; `asymmetry`: their absolute difference.
+    `sharper`
+    is the small-batch rise minus the large-batch one, `more_asymmetric` the large-batch asymmetry minus the small-batch
+    one, both paired.
     """
     found = defaultdict[str, list[float]](list)
     for seed in _FRESH[: 2 if quick else None]:
@@ -118,14 +122,18 @@ def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Figu
     plays=trainings(5 * len(_FRESH), 5),
 )
 def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Over 20 seeds (quick: 1), after 1, 3, 10 and 50 epochs; a gap above 0: the two's mean is better than they are.
+    """Return sign ratios and gaps over 20 seeds (quick: 1), after 1, 3, 10 and 50 epochs.
 
     Paper: the data in two halves, one model trained on each from the same start; same-sign ratios of start and A, start
-    and B, A and B; gap = Acc(0.5 A + 0.5 B) - 0.5 (Acc(A) + Acc(B)).  From random weights the ratio falls and the gap
-    with it; from trained ones the ratio stays above 0.95 and the gap is positive.  Here three shares: one to train the
-    start on, two to go on with.
+    and
+    B, A and B; gap = Acc(0.5 A + 0.5 B) - 0.5 (Acc(A) + Acc(B)).  From random weights the ratio falls and the gap with
+    it;
+    from trained ones the ratio stays above 0.95 and the gap is positive: the averaged model is better than its parts.
+    Here
+    three shares: one trains the start, the other two continue.
 
-    `random_gap_growth` is the gap after 50 epochs less that after 1; `_low` and `_high` are ends of 95 % intervals over
+    `random_gap_growth` is the gap after 50 epochs minus that after 1; `_low` and `_high` are ends of 95 % intervals
+    over
     seeds.
     """
     epochs_tried = (10, 50) if quick else (1, 3, 10, 50)
@@ -179,10 +187,11 @@ def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
     expected=Verdict.HOLDS,
 )
 def softmax_demo(quick: bool) -> Figures:
-    """Over 10 noises (quick: 3).
+    """Return errors over 10 noise draws (quick: 3).
 
     Paper: Figure 29: logistic regression on scikit-learn's digits (500 iterations, no intercept, fitted and evaluated
-    on all of them); noise G(0, 1), or |G(0, 1)| sign(W), raw; 21 lambdas from -1 to 1.
+    on
+    all of them); noise G(0, 1), or |G(0, 1)| sign(W), raw; 21 lambdas from -1 to 1.
     """
     from sklearn.datasets import load_digits
     from sklearn.linear_model import LogisticRegression
@@ -225,15 +234,15 @@ def softmax_demo(quick: bool) -> Figures:
     expected=Verdict.IN_PART,
 )
 def relu_demo(quick: bool) -> Figures:
-    """Over 10,000 draws for each of 20 h (quick: 5): means before the ReLU, and the share that passes it.
+    """Return means before the ReLU and the fraction that passes it, over 10,000 draws for each of 20 h (quick: 5).
 
     Paper: section 5 (ReLU demonstration): h in R^d from G(0, 1), w = 0.1 h + delta, 10,000 draws of delta; (w + lambda
     sign(w))^T h for lambda in {-1, -0.5, 0, 0.5, 1}: its distribution shifts to the right with lambda, before and after
-    the ReLU.  The paper's d is not known; here 64.
+    the ReLU.  The paper does not give d; here it is 64.
 
-    The mean cannot but grow: E[sign(w)^T h] = sum_j h_j (2 Phi(0.1 h_j) - 1) >= 0 for every h.  What can fail is that
-    more draws pass the ReLU, since the step makes the input's deviation larger, too.  The smallest step of the mean is
-    of any h, that of the share of the mean over all h.
+    The mean always grows: E[sign(w)^T h] = sum_j h_j (2 Phi(0.1 h_j) - 1) >= 0 for every h.  What can fail is that more
+    draws pass the ReLU, since the step also increases the input's standard deviation.  The smallest step of the mean is
+    over all h, that of the fraction is of its mean over h.
     """
     lambdas = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
     drawn = [relu_inputs(lambdas, seed=seed) for seed in range(5 if quick else 20)]
@@ -261,18 +270,18 @@ def relu_demo(quick: bool) -> Figures:
     plays=trainings(5, 2),
 )
 def activation_confusion(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Shares of features that stay what they are, over 5 networks and 5 noises each (quick: 2 and 2).
+    """Return fractions of features whose state stays the same, over 5 networks and 5 noise draws each (quick: 2 and 2).
 
     Paper: section 5: the confusion matrix of active and inactive hidden features of theta_f and theta_f + lambda |eps|
     sign(theta_f) has a larger trace at lambda = a than at -a, for a in {0.2, 0.4, 0.6, 0.8, 1}.  Here the last hidden
     layer of an MLP 64-128-128-10 on digits, norm-scaled.
 
-    The control is ours, and was added when it had been seen that untrained networks do the same: a step along the signs
-    makes weights larger, one against them makes small ones turn round.  `gain`: the difference after the training less
-    that before it.
+    The control is ours. It was added when untrained networks turned out to behave alike: a step along the signs
+    enlarges
+    weights, one against them flips small ones.  `gain`: the difference after training minus that before.
     """
     steps = (0.2, 0.4, 0.6, 0.8, 1.0)
-    found = defaultdict[tuple[str, float], list[float]](list)  # of each network, the mean over its noises
+    found = defaultdict[tuple[str, float], list[float]](list)  # per network, the mean over its noise draws
     for subject in networks(2 if quick else 5, where=where):
         layout = Layout.of(subject.model)
         features = subject.test_samples(None).features

@@ -1,4 +1,4 @@
-"""Networks for the recipes of valleys: trained as a federation of one client, by the same engine as any run."""
+"""Networks for the recipes on valleys, trained as a federation of one client by the usual engine."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -33,19 +33,19 @@ _CENTRAL: dict[str, Any] = {
 
 
 def central(changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> dict[str, Any]:
-    """The training of a network: the default MLP on digits, 40 epochs (a round is one), with some changes."""
+    """Return the training of a network: the default MLP on digits, 40 epochs (one per round), with some changes."""
     return merged(merged(_CENTRAL, changes or {}), where.changes)
 
 
 def trainings(full: int, quick: int, changes: Mapping[str, Any] | None = None) -> PlaysOf:
-    """What a recipe plays that trains so many networks, one after another."""
+    """Return the cost of a recipe that trains this many networks in sequence."""
     return lambda is_quick, where: Plays(
         trainings=quick if is_quick else full, experiment=central(changes, where), processes=1
     )
 
 
 def network(seed: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Subject:
-    """A network with its initial parameters, its data and its task."""
+    """Train a network; return it with its initial parameters, data and task."""
     with tempfile.TemporaryDirectory() as root:
         own = {"seed": seed, "results": {"root": root}}
         subject = subject_of(run(merged(central(changes, where), own)).path)
@@ -54,20 +54,20 @@ def network(seed: int, changes: Mapping[str, Any] | None = None, where: Where = 
 
 
 def networks(count: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Iterator[Subject]:
-    """Those of the seeds 0, 1, ..."""
+    """Train the networks of seeds 0, 1, ..."""
     return (network(seed, changes, where) for seed in range(count))
 
 
 def errors_along(
     subject: Subject, *names: str, scale: float, draw: int = 0, **asked: Any
 ) -> dict[str, Mapping[str, float]]:
-    """By name: the error's means on both sides and its asymmetry, along a draw of each noise, or special directions."""
+    """Return mean errors on both sides and the asymmetry by name, along a draw of each noise or special directions."""
     found = valley(subject, directions=names, draws=1, seed=draw, scales=(scale,), **asked)
     return {row["direction"]: row for row in found.summary}
 
 
 def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: int) -> Tensors:
-    """What a client that holds one share of the data makes of a model by itself."""
+    """Train a model alone on one share of the data."""
     longer = workload.with_client(local_epochs=epochs)
     request = TrainRequest(
         round=1,
@@ -82,5 +82,5 @@ def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: 
 
 
 def workload_in_shares(seed: int, num_shares: int, where: Where = AT_HOME) -> Workload:
-    """The data in equal random shares."""
+    """Split the data into equal random shares."""
     return Workload(from_dict(central({"seed": seed, "partition": {"num_clients": num_shares}}, where)))

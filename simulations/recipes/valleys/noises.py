@@ -1,7 +1,7 @@
-"""Asymmetric valleys along noises and special directions, by which signs these carry.
+"""Asymmetric valleys along noise and special directions, by the signs these carry.
 
-Paper: arXiv 2405.12489, section 3.2.  Asymmetry is the mean error over [-1, 0] less that over [0, 1].  Unless a recipe
-says otherwise the networks are MLPs 64-128-128-10 without BatchNorm on digits, and directions are norm-scaled.
+Paper: arXiv 2405.12489, section 3.2.  Asymmetry is the mean error over [-1, 0] minus that over [0, 1].  By default the
+networks are MLPs 64-128-128-10 without BatchNorm on digits, and directions are norm-scaled.
 """
 
 from collections import defaultdict
@@ -25,7 +25,9 @@ from simulations.recipes.valleys.networks import errors_along, networks, trainin
 from simulations.recipes.where import AT_HOME, Where
 
 SYMMETRIC = 0.02
-"""An asymmetry of at most 2 points of error is called symmetric; `valley-special-directions` fixed it for all."""
+"""An asymmetry of at most 2 points of error counts as symmetric; fixed for all recipes by `valley-special-
+directions`.
+"""
 
 _ONE_SIDED = ("gaussian_1", "uniform_01", "binary", "ones")
 
@@ -47,15 +49,16 @@ _ONE_SIDED = ("gaussian_1", "uniform_01", "binary", "ones")
     plays=trainings(10, 4),
 )
 def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Asymmetries of the seven noises over 10 networks and 3 noises each (quick: 4 and 1), s = 1.
+    """Return asymmetries of the seven kinds of noise over 10 networks and 3 draws each (quick: 4 and 1), s = 1.
 
-    Paper: Figures 2 and 3: raw, the noises are near symmetric, the last four slightly asymmetric where there is
-    BatchNorm; with the signs of theta_f all seven are flat on the positive side.  Intervals are over networks, each the
-    mean of its draws.
+    Paper: Figures 2 and 3: raw, the noises are near symmetric, the last four slightly asymmetric with BatchNorm; with
+    the
+    signs of theta_f all seven are flat on the positive side.  Intervals are over networks, each the mean of its draws.
 
-    Raw noise of both signs is as often drawn with the other sign: symmetric in expectation around any network, so that
-    nothing is judged by it.  That the noises of one sign are near symmetric without BatchNorm is the half of the claim
-    that can fail.
+    Raw noise of both signs is symmetric in expectation around any network, because each draw is as likely as its
+    opposite;
+    it decides nothing.  The part of the claim that can fail is that one-signed noise is near symmetric without
+    BatchNorm.
     """
     num_networks, num_noises = (4, 1) if quick else (10, 3)
     found = defaultdict[str, list[float]](list)
@@ -96,11 +99,11 @@ def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Figures:
     plays=trainings(5, 2),
 )
 def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Errors on both sides by the share of signs, s = 2: 5 networks and 5 noises each (quick: 2, every second share).
+    """Return errors on both sides by the fraction of signs, s = 2: 5 networks, 5 draws each (quick: 2, fewer).
 
-    Paper: Figure 4: Gaussian noise of which a fraction r of the elements gets the signs of theta_f; E_lambda of the
-    test error over [0, 1] falls with r, over [-1, 0] it rises.  The same noises and the same order of elements for
-    every r.
+    Paper: Figure 4: Gaussian noise, of which a fraction r of the elements gets the signs of theta_f. The mean test
+    error
+    over [0, 1] falls with r, that over [-1, 0] rises.  Draws and order of elements are the same for every r.
     """
     ratios = [step / 10 for step in range(0, 11, 2 if quick else 1)]
     ends = defaultdict[str, list[float]](list)
@@ -136,10 +139,11 @@ def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
     plays=trainings(10, 3),
 )
 def valley_special_directions(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Asymmetries of the six special directions over 10 networks (quick: 3), s = 1.
+    """Return asymmetries of the six special directions over 10 networks (quick: 3), s = 1.
 
     Paper: Figure 5: theta_0, theta_f, sign(theta_f), sign(theta_f - mu) asymmetric; sgp(theta_f), sgp(theta_f - mu)
-    not.  It explains theta_0 by BatchNorm's weights, which start at 1: without BatchNorm, symmetric.
+    not.
+    It explains theta_0 by BatchNorm's weights, which start at 1; without BatchNorm it should be symmetric.
     """
     found = defaultdict[str, list[float]](list)
     for subject in networks(3 if quick else 10, where=where):
@@ -164,7 +168,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_PAIRS = {  # of settings: the one that the paper's sentence has as the narrower valley first, where it has one
+_PAIRS = {  # of settings; the first has the narrower valley, if the paper says so
     "lr": ("lr_0.1", "lr_0.003"),
     "batch": ("batch_32", "batch_512"),
     "weight_decay": ("weight_decay_1e-3", "weight_decay_1e-5"),
@@ -191,15 +195,19 @@ _TITLES = {"lr": "the learning rate", "batch": "the batch size", "weight_decay":
     plays=trainings(5 * len(_SETTINGS), len(_SETTINGS)),
 )
 def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Asymmetries and mean errors on both sides, over 5 networks and 3 noises each (quick: 1 and 2), s = 1.
+    """Return asymmetries and mean errors on both sides, over 5 networks and 3 draws each (quick: 1 and 2), s = 1.
 
-    Paper: appendix: lr {0.1, 0.003}, batches {32, 2048}, weight decay {1e-3, 1e-5}; they change how wide a valley is,
-    not which side is the flat one; small batches are the sharper ones.  A batch of 2048 would be more than all 1,437
-    samples: 512, for eight times as many epochs, since an epoch has three of them.
+    Paper: appendix: lr {0.1, 0.003}, batches {32, 2048}, weight decay {1e-3, 1e-5}. They change a valley's width, not
+    which
+    side is flat; small batches are sharper.  A batch of 2048 would exceed all 1,437 samples: 512, for eight times as
+    many
+    epochs, since an epoch has only three of them.
 
-    `rise`: the mean error over both sides less that of the network; the higher, the narrower the valley.
-    `..._width_low`: how far the 95 % interval of the difference of two settings' rises, paired by seed, lies away from
-    0; below 0 where it holds 0.
+    `rise`: the mean error over both sides minus the network's; the higher, the narrower the valley.  `..._width_low`:
+    the
+    distance from 0 of the 95 % interval of the difference of two settings' rises, paired by seed; negative if the
+    interval
+    contains 0.
     """
     num_networks, num_noises = (1, 2) if quick else (5, 3)
     asymmetries, rises = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
@@ -240,7 +248,7 @@ _CNN: dict[str, Any] = {"model": {"name": "cnn"}, "rounds": 15}
     plays=trainings(5, 1, _CNN),
 )
 def valley_parameter_groups(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Asymmetries over 5 networks and 3 noises each (quick: 1 and 1), s = 1; `..._low`: of the 95 % interval.
+    """Return asymmetries over 5 networks and 3 draws each (quick: 1 and 1), s = 1; `..._low`: of the 95 % interval.
 
     Paper: torchvision's ResNeXt101 with ImageNet: noise with the model's signs on ALL, CLF, FEAT, LAYER1, CONV or BN
     alone.  Here the CNN with BatchNorm on digits, the noise scaled by the group's own norm.
@@ -257,12 +265,12 @@ def valley_parameter_groups(quick: bool, where: Where = AT_HOME) -> Figures:
 
 
 def uniform(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """The CNN whose BatchNorm begins at U(0, 1)."""
+    """The CNN with BatchNorm weights initialized from U(0, 1)."""
     return _begun(cnn(input_shape, num_outputs), nn.init.uniform_)
 
 
 def gaussian(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """The CNN whose BatchNorm begins at G(0, 0.1), by standard deviation."""
+    """The CNN with BatchNorm weights initialized from G(0, 0.1), by standard deviation."""
     return _begun(cnn(input_shape, num_outputs), partial(nn.init.normal_, std=0.1))
 
 
@@ -298,11 +306,11 @@ _POSITIVE = ("ones_norms", "uniform_norms", "ones_filter", "uniform_filter")
     takes_model=False,
 )
 def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Asymmetries over 5 networks and 3 noises each (quick: 1 and 2), s = 2, norm-scaled and filter-norm-scaled.
+    """Return asymmetries over 5 networks and 3 draws each (quick: 1 and 2), s = 2, norm- and filter-norm-scaled.
 
-    Paper: Figure 6: weights that begin at 1 or from U(0, 1) stay positive, and {0, 1} noise, which has their signs
-    then, is asymmetric; from G(0, 0.1) they have both signs, and it is nearly symmetric.  Here the CNN with BatchNorm,
-    noise on its weights alone.
+    Paper: Figure 6: weights that start at 1 or from U(0, 1) stay positive, so {0, 1} noise has their signs and is
+    asymmetric; from G(0, 0.1) they have both signs, and it is nearly symmetric.  Here the CNN with BatchNorm, noise on
+    BatchNorm's weights only.
     """
     found = defaultdict[str, list[float]](list)
     scalings = {"norms": Scaling.NORM, "filter": Scaling.FILTER}
@@ -323,5 +331,5 @@ def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Figures:
 
 
 def low(values: Sequence[float]) -> float:
-    """The low end of the 95 % interval of a mean over networks."""
+    """Return the low end of the 95 % interval of a mean over networks."""
     return mean_interval(values)["difference_low"]
