@@ -1,1 +1,1 @@
-"""Benchmarks: ours and the peers in turn, on the same works.  `python -m benchmarks --help`, and README.md here."""
+"""Benchmarks of FedSign and its competitors on the same workloads: `python -m benchmarks --help`, and README.md here."""

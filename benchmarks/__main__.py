@@ -1,6 +1,7 @@
 """`make bench`, or: python -m benchmarks [--works w1,w2] [--players cohort,pfl_1] [--repetitions 5] [--minutes 30]
 
-Writes benchmarks/results/<device>/<work>.json, one for each work; then `python -m benchmarks.docs` writes docs/benchmarks.md.
+Writes one result per workload to benchmarks/results/<device>/<work>.json. `python -m benchmarks.docs` then writes
+docs/benchmarks.md.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from benchmarks.works import Work, all_works
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("FEDSIGN_BENCHMARKS_CACHE", Path.home() / ".cache" / "fedsign-benchmarks"))
-_EXTRAS = tuple(  # of FedSign alone; those of a capability are there if the capability is
+_EXTRAS = tuple(  # benchmarks of FedSign alone; a deleted capability takes its own along
     name
     for name in (
         "startup",
@@ -48,13 +49,13 @@ _EXTRAS = tuple(  # of FedSign alone; those of a capability are there if the cap
     )
     if find_spec(f"benchmarks.alone.{name}")
 )
-_PROFILED_S = 15.0  # of rounds, to sort their time into rooms
+_PROFILED_S = 15.0  # of rounds whose time is attributed to packages
 
 
 def main() -> None:
-    """See the module."""
+    """Parse the options, and run the benchmarks."""
     given = _arguments()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that a player ends with the driver
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends competitors
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * given.minutes
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float) -> None:
-    """Play a work and write its result, with what was played so far also if it is stopped while it is profiled."""
+    """Run a workload and write its result. Completed plays are kept if profiling is interrupted."""
     path = given.out / device / f"{work.name}.json"
     path.parent.mkdir(exist_ok=True)
     folder = export(work, given.cache)
@@ -122,7 +123,7 @@ def _write(path: Path, result: Figures) -> None:
 
 
 def _profile(work: Work, player: Player, folder: Path, cache: Path, device: str, round_s: float) -> Any:
-    """Seconds a round in each room, of as many rounds as it takes for the samples to be enough."""
+    """Return seconds per round in each package, over enough rounds for the samples to be significant."""
     rounds = max(work.experiment["rounds"], min(2000, round(_PROFILED_S / round_s)))
     try:
         return play_once(player, folder, cache, device=device, settings={"profile": rounds})["profile"]
@@ -144,7 +145,7 @@ def _chosen_works(names: Sequence[str], devices: Sequence[str]) -> list[tuple[Wo
 
 
 def _chosen_players(work: Work, device: str, names: Sequence[str]) -> list[Player]:
-    """Those asked for; the bare loop is always there, since ratios are taken to it."""
+    """Return the requested competitors. The bare loop is always included, as the baseline of ratios."""
     for name in names:
         player_named(name)
     return [

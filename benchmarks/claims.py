@@ -1,8 +1,8 @@
 """docs/claims.md and the thresholds in docs/recipes.md, from the recipes and the committed findings.
 
-`python -m benchmarks.claims` writes both pages.  `python -m benchmarks.claims FINDING.json ...` first takes in what
-`fedsign reproduce NAME --json` printed: the figures go to benchmarks/findings and are judged by today's thresholds.  A
-finding with `rounded` was transcribed from the page that had it before findings were kept.
+`python -m benchmarks.claims` writes both pages.  `python -m benchmarks.claims FINDING.json ...` first adds the output
+of `fedsign reproduce NAME --json`: its metrics go to benchmarks/findings and are judged by the current thresholds.  A
+finding with `rounded` was transcribed from the page, before findings were kept.
 """
 
 import json
@@ -31,7 +31,7 @@ PAPERS = {
     "SμPar": "[2405.15743](https://arxiv.org/abs/2405.15743), sparse maximal update parameterization",
 }
 AGAIN = "to be measured"
-"""There are no figures, or they are older than the thresholds and do not decide them."""
+"""There are no metrics, or they are older than the thresholds and do not decide them."""
 
 NOT_YET = "not measured yet with these thresholds"
 
@@ -53,7 +53,7 @@ Figures are those that decide: of a line that does not hold, those that miss the
 
 
 def main(paths: Sequence[str]) -> None:
-    """Take in findings; write the pages."""
+    """Add findings, and write the pages."""
     for finding in paths:
         take_in(Path(finding))
     for path, text in pages().items():
@@ -62,7 +62,7 @@ def main(paths: Sequence[str]) -> None:
 
 
 def take_in(path: Path) -> None:
-    """Keep the figures of a full measurement."""
+    """Store the metrics of a full measurement."""
     found = json.loads(path.read_text(encoding="utf-8"))
     if found["quick"] or found["reason"]:
         raise SystemExit(f"{path} is a quick check, or could not be measured: only full measurements are kept.")
@@ -74,7 +74,7 @@ def take_in(path: Path) -> None:
 
 @cache
 def findings() -> dict[str, list[dict[str, Any]]]:
-    """Recipe -> what was measured, by data set."""
+    """Return recipe -> measurements, by data set."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(FINDINGS.glob("*.json")):
         each = json.loads(path.read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def findings() -> dict[str, list[dict[str, Any]]]:
 
 
 def verdict(recipe: Recipe, figures: dict[str, float]) -> Verdict | None:
-    """By the thresholds of today; None where figures that are missing could change it."""
+    """Judge by the current thresholds; None if missing metrics could change the verdict."""
     thresholds = [*recipe.given, *recipe.thresholds]
     missing = {each.figure for each in thresholds} - {*figures}
     met = {name: _inside([each for each in thresholds if each.figure == name]) for name in missing}
@@ -92,7 +92,7 @@ def verdict(recipe: Recipe, figures: dict[str, float]) -> Verdict | None:
 
 
 def _inside(thresholds: Sequence[Threshold]) -> float:
-    """A value that meets all of them."""
+    """Return a value that meets all thresholds."""
     low, high = max(each.low for each in thresholds), min(each.high for each in thresholds)
     if low == -inf:
         return high - 1
@@ -100,7 +100,7 @@ def _inside(thresholds: Sequence[Threshold]) -> float:
 
 
 def pages() -> dict[Path, str]:
-    """Path -> text."""
+    """Return path -> text."""
     docs = ROOT / "docs"
     return {
         docs / "claims.md": claims(),
@@ -109,7 +109,7 @@ def pages() -> dict[Path, str]:
 
 
 def claims() -> str:
-    """The page of all claims."""
+    """Return the page of all claims."""
     others = tomllib.loads(OTHERS.read_text(encoding="utf-8"))["claim"]
     parts = [_HEAD, _summary()]
     for paper, title in PAPERS.items():
@@ -156,7 +156,7 @@ def _of_part(part: Part, figures: dict[str, float]) -> str:
 
 
 def _shown(part: Part, found: dict[str, Any]) -> str:
-    """The figures that decide: those that fail, or all; three at most."""
+    """Return the decisive metrics: those that fail, or all; three at most."""
     figures = found["figures"]
     known = {each.figure: each for each in part.thresholds if each.figure in figures}
     failing = {name: each for name, each in known.items() if not each.is_met(figures)}
@@ -171,7 +171,7 @@ def _other(each: dict[str, str]) -> list[str]:
 
 
 def with_thresholds(text: str) -> str:
-    """docs/recipes.md with the generated blocks of today."""
+    """Return docs/recipes.md with its generated blocks updated."""
     for name, recipe in recipes.all_recipes().items():
         before, marked, after = text.partition(f"## {name}\n")
         section, end, rest = after.partition(_END)

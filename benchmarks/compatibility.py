@@ -1,6 +1,7 @@
-"""What goes with what, by asking the rules: the tables of docs/capabilities.md and the lists in docs/capabilities/*.md.
+"""Compatibility tables of docs/capabilities.md and lists of docs/capabilities/*.md, computed by asking the rules.
 
-Nothing trains here: an experiment of each cell is judged as before its first round.  tests/contract/test_capabilities.py plays them.
+Nothing is trained here: each cell's experiment is checked as before its first round.
+tests/contract/test_capabilities.py plays them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,17 +28,17 @@ from fedsign.workload import Workload
 from simulations.rounds import make_strategy
 from strategies.base import Strategy
 
-NUM_CLIENTS = 3  # the least that Krum and Bulyan can do with
+NUM_CLIENTS = 3  # the minimum for Krum and Bulyan
 AnyRule = Rule[Any] | Choice[Any]
 
 
 def without_linear(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """A model of no linear layer."""
+    """Make a model without linear layers."""
     return nn.Sequential(nn.Unflatten(1, (1, 64)), nn.Conv1d(1, num_outputs, 64), nn.Flatten())
 
 
 def columns() -> dict[str, Mapping[str, Any]]:
-    """What an experiment may ask for besides its strategy -> its settings."""
+    """Return what an experiment may add to its strategy -> the settings."""
     asked: dict[str, Mapping[str, Any]] = {
         "weighting": {"strategy": {"weighting": "examples"}},
         "BatchNorm": {"model": {"name": "cnn", "channels": [2, 2]}},
@@ -52,14 +53,14 @@ def columns() -> dict[str, Mapping[str, Any]]:
 
 
 def strategy(name: str, **settings: Any) -> dict[str, Any]:
-    """A strategy with its defaults; what has none gets a small number."""
+    """Return a strategy with defaults; settings without one get a small number."""
     model = plugins.settings_model("strategy", name, resolve("strategy", name))
     required = {str(field.alias): 0.05 for field in model.model_fields.values() if field.is_required()}
     return {"name": name, **required, **settings}
 
 
 def tree(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Two rounds of three steps of a strategy, with clients of different sizes."""
+    """Return an experiment: two rounds of three steps, with clients of different sizes."""
     found: dict[str, Any] = {
         "rounds": 2,
         "callbacks": [],
@@ -76,7 +77,7 @@ def tree(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusal(experiment: Mapping[str, Any]) -> str:
-    """The sentence by which an experiment is refused before its first round; empty if it is not."""
+    """Return the error that rejects an experiment before its first round; empty if there is none."""
     try:
         workload = Workload(from_dict(experiment))
         strategy = make_strategy(workload)
@@ -89,7 +90,7 @@ def refusal(experiment: Mapping[str, Any]) -> str:
 
 @cache
 def cells() -> dict[tuple[str, str], str]:
-    """Strategy, column -> why not."""
+    """Return (strategy, column) -> the reason for rejection."""
     named = columns()
     return {
         (name, column): refusal(tree(name, changes))
@@ -99,7 +100,7 @@ def cells() -> dict[tuple[str, str], str]:
 
 
 def page() -> list[str]:
-    """The generated part of docs/capabilities.md."""
+    """Return the generated part of docs/capabilities.md."""
     named, strategies = columns(), list(KINDS["strategy"].table)
     rows = [[f"`{name}`", *("-" if cells()[name, column] else "yes" for column in named)] for name in strategies]
     travels = [[f"`{name}`", *map(str, traffic(name))] for name in strategies]
@@ -121,7 +122,7 @@ def page() -> list[str]:
 
 
 def traffic(name: str) -> tuple[int, int, int]:
-    """Kept, down and up, by what strategy and objective declare."""
+    """Return what is stored, sent down and sent up, as declared by strategy and objective."""
     strategy = make_strategy(Workload(from_dict(tree(name, {}))))
     if not isinstance(strategy, Strategy):
         return 0, 1, 1
@@ -132,7 +133,7 @@ def traffic(name: str) -> tuple[int, int, int]:
 
 
 def refused_by(rules: Iterable[AnyRule]) -> Iterator[str]:
-    """A line for each combination that rules refuse, those of a choice below it."""
+    """Yield a line per combination that rules reject, with the options of a choice below it."""
     for each in rules:
         if isinstance(each, Rule):
             yield f"- {_line(each)}"
@@ -146,7 +147,7 @@ def refused_by(rules: Iterable[AnyRule]) -> Iterator[str]:
 
 
 def rules_of(row: Capability) -> list[AnyRule]:
-    """All rules of a capability: at the extension point, of its tables, and those that its registered things declare."""
+    """Return a capability's rules: of the extension point, its tables, and its registered components."""
     found = [*load(row.extends["rules"])] if "rules" in row.extends else []
     tables = [load(target) for target in row.sections.values()]
     things = [load(target) for rows in row.rows.values() for target, _ in rows.values()]

@@ -1,4 +1,4 @@
-"""Data of the benchmarks' works: a pattern for each class plus noise, so that it can be seen who learns."""
+"""Synthetic data of the workloads: a pattern per class plus noise, so that learning is visible."""
 
 from typing import Annotated
 
@@ -15,14 +15,14 @@ Count = Annotated[int, Field(gt=0)]
 def class_images(
     seed: int, *, num_train: Count = 10_000, num_test: Count = 500, side: Count = 32, strength: float = 0.2
 ) -> Dataset:
-    """Images [n, 3, side, side] of 10 classes."""
+    """Draw images [n, 3, side, side] of 10 classes."""
     return _patterns(seed, (3, side, side), num_train, num_test, strength)
 
 
 def class_vectors(
     seed: int, *, num_train: Count = 10_000, num_test: Count = 500, width: Count = 64, strength: float = 0.7
 ) -> Dataset:
-    """Vectors [n, width] of 10 classes."""
+    """Draw vectors [n, width] of 10 classes."""
     return _patterns(seed, (width,), num_train, num_test, strength)
 
 

@@ -1,7 +1,7 @@
-"""docs/benchmarks.md and its pictures, made of benchmarks/results: `python -m benchmarks.docs`.
+"""docs/benchmarks.md and its figures, generated from benchmarks/results: `python -m benchmarks.docs`.
 
-Nothing is measured here and nothing is left out: a row where we lose stands where its figure puts it, and a player that could not
-be played says why.
+Nothing is measured here and nothing is omitted: rows where FedSign loses are sorted in like the others, and a
+competitor that could not be played says why.
 """
 
 import json
@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 _OURS = frozenset(player.name for player in PLAYERS if player.module == "ours")
 _REDUCED = frozenset(player.name for player in PLAYERS if {"precision", "tf32"} & {*player.settings.get("engine", {})})
-_MEASURES = frozenset({BARE, FLOOR})  # neither ours nor a peer
+_MEASURES = frozenset({BARE, FLOOR})  # neither ours nor a competitor
 
 _HEAD = """\
 # Benchmarks
@@ -57,7 +57,7 @@ matrix products, too."""
 
 
 def main() -> None:
-    """Write the page and the pictures."""
+    """Write the page and the figures."""
     for path, text in pages().items():
         write_text(ROOT / path, text)
         print(path)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def pages() -> dict[str, str]:
-    """What the results make, by path."""
+    """Return generated files by path."""
     results = read_results()
     works = [result for result in results if result["work"] not in SECTIONS]
     drawn = charts()
@@ -79,7 +79,7 @@ def pages() -> dict[str, str]:
 
 
 def charts() -> dict[str, Chart]:
-    """A round's milliseconds of every player, by path."""
+    """Return figures by path: milliseconds per round of every competitor."""
     works = [result for result in read_results() if result["work"] not in SECTIONS and not result["curve"]]
     return {_picture(result): chart for result in works if (chart := _chart(result)).series}
 
@@ -90,14 +90,14 @@ def _picture(result: Figures) -> str:
 
 
 def read_results() -> list[Figures]:
-    """The results of `python -m benchmarks`, in the order of the works."""
+    """Read the results of `python -m benchmarks`, in the order of the workloads."""
     order = [*all_works(), *SECTIONS]
     found = [json.loads(path.read_text(encoding="utf-8")) for path in result_files()]
     return sorted(found, key=lambda result: (result.get("device", ""), order.index(result["work"])))
 
 
 def result_files() -> list[Path]:
-    """One for each device and work, and those of FedSign alone; what lies beside them is other programs'."""
+    """Return result files: one per device and workload, and those of FedSign alone; ignore other files."""
     alone = [RESULTS / f"{name}.json" for name in SECTIONS]
     return [*sorted(RESULTS.glob("*/*.json")), *(path for path in alone if path.exists())]
 
@@ -159,7 +159,7 @@ def _row(row: Figures) -> list[str]:
 
 
 def _standing(rows: Sequence[Figures]) -> str:
-    """Where we win and where we lose, in words made of the figures."""
+    """Describe where FedSign wins and where it loses."""
     played = [row for row in rows if "ratio_to_bare_loop" in row]
     ours = [row for row in played if row["player"] in _OURS - _REDUCED]
     reduced = [row for row in played if row["player"] in _REDUCED]
@@ -215,7 +215,7 @@ def _floor(result: Figures, rows: Sequence[Figures]) -> str:
 
 
 def _profile(rows: Sequence[Figures]) -> str:
-    """Where the time of ours goes, in ms and percent."""
+    """Describe where our rounds spend their time, in ms and percent."""
     ours = [row for row in rows if "profile_s" in row and "not_played" not in row["profile_s"]]
     if not ours:
         return ""
@@ -310,7 +310,7 @@ def _chart(result: Figures) -> Chart:
 
 
 def _ordered(rows: Sequence[Figures]) -> list[Figures]:
-    """The fastest first; who could not play last."""
+    """Sort by speed; competitors that could not be played come last."""
     return sorted(rows, key=lambda row: _median_s(row) if "round_s" in row else float("inf"))
 
 

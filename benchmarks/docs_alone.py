@@ -1,18 +1,18 @@
-"""The sections of docs/benchmarks.md on FedSign alone: what has no peer to stand beside."""
+"""Sections of docs/benchmarks.md on FedSign alone, without competitors."""
 
 from collections.abc import Callable
 
 from benchmarks.tables import MISSING, Figures, measured_on, ms, table
 from fedsign.report.wording import figure
 
-_TARGET_S = 1.5  # of the start-up beyond the imports
-_LISA_TARGET = 0.25  # optimizer and gradients of LISA over those of full fine-tuning, at most
-_SPARSE_TARGET = 1.1  # of a dense client's step
-_HYPERGRADIENTS_TARGET = 2.0  # a step of ours over one written by hand, at most
-_CHECKPOINT_TARGET = 1.1  # of one without digests
-_GAP = 1.25  # of two predictions
+_TARGET_S = 1.5  # startup beyond the imports
+_LISA_TARGET = 0.25  # maximum of LISA's optimizer states and gradients, relative to full fine-tuning
+_SPARSE_TARGET = 1.1  # maximum relative to a dense client's step
+_HYPERGRADIENTS_TARGET = 2.0  # maximum of our step relative to a hand-written one
+_CHECKPOINT_TARGET = 1.1  # maximum relative to a checkpoint without digests
+_GAP = 1.25  # ratio of two predictions
 COMPARED = (("GGG flat", "IIG", 4.0), ("FSDP2", "IIG", 2.0), ("FSDP2 ZeRO-2", "NII", 2.0))
-"""The slower, the faster, and how many times at least."""
+"""The slower variant, the faster one, and the minimum ratio."""
 
 
 def _startup(result: Figures) -> str:
@@ -38,7 +38,7 @@ def _startup(result: Figures) -> str:
 
 
 def _population(result: Figures) -> str:
-    """Start, memory and rounds by the number of clients."""
+    """Startup, memory and rounds by number of clients."""
     head = ("", "clients", "start, s", "peak, MiB", "ms a round", "x the smallest", "range")
     rows = []
     for strategy, by_size in result["strategies"].items():
@@ -88,7 +88,7 @@ def _checkpoint(result: Figures) -> str:
 
 
 def _soak(result: Figures) -> str:
-    """What there is after the warm-up, and at the end."""
+    """Sizes after the warm-up, and at the end."""
     rows = [
         [
             name,
@@ -112,7 +112,7 @@ def _soak(result: Figures) -> str:
 
 
 def _aggregation(result: Figures) -> str:
-    """Seconds, and memory by the number of replies."""
+    """Seconds, and memory by number of replies."""
     titles = {
         "in_place_sum": "sum in place",
         "ours": "**ours**, `WeightedMean`",
@@ -137,7 +137,7 @@ def _aggregation(result: Figures) -> str:
 
 
 def _analysis(result: Figures) -> str:
-    """Valleys beside what they cannot do without; rounds with and without watching signs."""
+    """Valleys and their baselines; rounds with and without sign recording."""
     titles = {
         "mlp": ("valley of the default MLP, 246 points on 360 samples", "a loop over the points", "loop"),
         "resnet20": ("curve of ResNet-20, 41 points on 2,000 images, statistics of 500", "the passes alone", "passes"),
@@ -164,7 +164,7 @@ def _analysis(result: Figures) -> str:
 
 
 def _engines(result: Figures) -> str:
-    """Seconds and bytes of a round on each engine, beside Flower's floor."""
+    """Seconds and bytes of a round by engine, and Flower's floor."""
     titles = {
         "in_process": ("in process", ""),
         "workers": ("in process, two workers", ""),
@@ -207,7 +207,7 @@ def _engines(result: Figures) -> str:
 
 
 def _large(result: Figures) -> str:
-    """Seconds and peak memory of a large model there and back."""
+    """Seconds and peak memory of a large model's round trip."""
     rows = []
     for precision, row in result["figures"].items():
         seconds, peaks = row["round_s"], row["peak_bytes"]
@@ -225,7 +225,7 @@ def _large(result: Figures) -> str:
 
 
 def _lisa(result: Figures) -> str:
-    """Bytes and times of LISA beside full fine-tuning."""
+    """Bytes and times of LISA and full fine-tuning."""
     titles = {"full": "full fine-tuning", "lisa": "**LISA**, 2 of 12 blocks"}
     rows = []
     for kind, title in titles.items():
@@ -280,7 +280,7 @@ def _lisa(result: Figures) -> str:
 
 
 def _sparse(result: Figures) -> str:
-    """Ratios of compressed to whole products, of layers and of steps."""
+    """Ratios of compressed to dense products, of layers and of steps."""
     layers = result["layers"]
     densities = list(dict.fromkeys(row["density"] for row in layers))
     by_place = {(row["rows"], row["width"], row["density"]): row for row in layers}
@@ -310,7 +310,7 @@ def _sparse(result: Figures) -> str:
 
 
 def _sparse_clients(result: Figures) -> str:
-    """Time of a local step and bytes of a model by density."""
+    """Time per local step and model size by density."""
     rows = []
     for player, ratio in result["step_ratio"].items():
         seconds, cpu = result["step_s"][player], result["cpu_ratio"][player]
@@ -343,7 +343,7 @@ def _alone(title: str, about: str, result: Figures, *parts: str) -> str:
 
 
 def _hypergradients(result: Figures) -> str:
-    """Bytes and times by depth; many directions at once; beside what is written by hand."""
+    """Bytes and times by depth; many directions at once; the hand-written baseline."""
     methods = list(next(iter(result["depths"].values())))
     rows = []
     for depth, of_depth in result["depths"].items():
@@ -384,7 +384,7 @@ def _hypergradients(result: Figures) -> str:
 
 
 def _paro(result: Figures) -> str:
-    """Ways to shard a model by the network's rate; what is slow beside what is fast."""
+    """Sharding strategies by bandwidth; slow ones beside fast ones."""
     parts = []
     for megabits, found in result["rates"].items():
         rows = []
@@ -434,7 +434,7 @@ def _paro(result: Figures) -> str:
 
 
 def _ahead(result: Figures) -> str:
-    """With and without prefetching, by the network's rate."""
+    """With and without prefetching, by bandwidth."""
     parts = []
     for megabits, found in result["rates"].items():
         rows = []
@@ -466,7 +466,7 @@ def _ahead(result: Figures) -> str:
 
 
 def inversions(players: Figures) -> list[str]:
-    """Pairs of which the plan has one faster by 25 % or more, which is slower."""
+    """Return pairs that the plan orders wrongly, though it predicts a difference of at least 25 %."""
     planned = {name: of["predicted"]["seconds"] for name, of in players.items() if "predicted" in of}
     measured = {name: players[name]["seconds"]["median"] for name in planned}
     return [

@@ -1,7 +1,7 @@
-"""A Python of its own for each peer: a virtual environment in the cache, made from benchmarks/peers/<name>.txt.
+"""A separate Python per competitor: a virtual environment in the cache, from benchmarks/peers/<name>.txt.
 
-torch is the one that FedSign has here, so that all compute with the same library; `<name>.no-deps.txt` holds packages whose own
-requirements would pull in others.
+All use FedSign's torch version, so that they compute with the same library. `<name>.no-deps.txt` lists packages whose
+dependencies would replace it.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ PEERS = Path(__file__).parent / "peers"
 
 
 class PeerError(Exception):
-    """A peer cannot be installed or played; the text says why."""
+    """A competitor cannot be installed or played; the text says why."""
 
 
 def python_of(environment: str | None, cache: Path) -> Path:
-    """The Python that plays a peer; made and filled on first use.
+    """Return a competitor's Python; its environment is created on first use.
 
     Raises:
         PeerError: its packages cannot be installed.
@@ -36,7 +36,7 @@ def python_of(environment: str | None, cache: Path) -> Path:
         return python
     venv.create(folder, with_pip=True, clear=True)
     _pip(python, torch)
-    _pip(python, torch, "-r", str(plain))  # once more, so that nothing pulls in another one
+    _pip(python, torch, "-r", str(plain))  # torch is pinned again, so that no package replaces it
     if bare.exists():
         _pip(python, "--no-deps", "-r", str(bare))
     done.touch()

@@ -1,6 +1,6 @@
-"""A work as files that any Python reads: arrays.npz (data, split, first parameters, cohorts) and task.json.
+"""Export a workload for any Python: arrays.npz (data, split, initial parameters, cohorts) and task.json.
 
-They come from FedSign's own parts, so that every player trains the clients that FedSign trains, on the same batches.
+The files come from FedSign's own components, so that all competitors train the same clients on the same batches.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from strategies.base import Strategy
 
 
 def export(work: Work, cache: Path) -> Path:
-    """Write the folder of a work, unless it is there; returns it."""
+    """Write a workload's folder, unless it exists; return it."""
     folder = cache / "works" / f"{work.name}-{_digest(work)}"
     if (folder / "task.json").is_file():
         return folder
@@ -56,18 +56,18 @@ def export(work: Work, cache: Path) -> Path:
         "num_outputs": dataset.num_outputs,
         "experiment": work.experiment,
     }
-    (folder / "task.json").write_text(json.dumps(task, indent=1), encoding="utf-8")  # last: a folder with it is whole
+    (folder / "task.json").write_text(json.dumps(task, indent=1), encoding="utf-8")  # last: it marks a complete folder
     return folder
 
 
 def _cohort(config: ExperimentConfig, round: int) -> list[int]:
-    """Whom FedSign samples in a round."""
+    """Return the clients that FedSign samples in a round."""
     rng = generator(config.seed, Purpose.SAMPLING, round=round)
     return Strategy().sample(round, range(config.partition.num_clients), config.server.cohort_size, rng)
 
 
 def _digest(work: Work) -> str:
-    """Of what the files are made from."""
+    """Return a digest of everything that determines the files."""
     said = json.dumps([work.experiment, work.network, work.network_settings], sort_keys=True)
     sources = [
         Path(str(module.__file__)).read_text(encoding="utf-8") for module in (benchmarks.data, benchmarks.networks)

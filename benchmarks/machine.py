@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine of a measurement."""
 
 import importlib.metadata
 import os
@@ -18,7 +18,7 @@ _SIDE = 1024
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory, device and versions; how busy the machine is."""
+    """Describe processor, memory, device, versions, and current load."""
     found: dict[str, Any] = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -37,9 +37,11 @@ def machine() -> dict[str, Any]:
 
 
 def arithmetic(task: Task) -> dict[str, float]:
-    """The floating-point operations of a mean round, and the rate of a large matrix product on one thread.
+    """Measure the floating-point operations of a mean round, and the rate of a large matrix product on one thread.
 
-    Their quotient is what no program can go below on one core, or on the GPU: a matrix product of that size is as good as it gets.
+    Their quotient is a lower bound for any program on one core, or on the GPU, since large matrix products reach the
+    best
+    rate.
     """
     network = task.make_network().train()
     features, targets = task.train
@@ -59,7 +61,7 @@ def arithmetic(task: Task) -> dict[str, float]:
 
 
 def _rate(device: torch.device) -> float:
-    """Of the best of ten products of two square matrices, in float32."""
+    """Return the best rate of ten products of two square float32 matrices."""
     square = torch.randn(_SIDE, _SIDE, device=device, generator=torch.Generator(device).manual_seed(0))
     best = float("inf")
     for _ in range(10):

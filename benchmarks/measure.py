@@ -1,4 +1,6 @@
-"""Plays a work: each player in turn, in a process of its own, again and again; then medians and ratios of neighbors in time."""
+"""Run a workload: competitors in turn, each in its own process, repeatedly; then medians and ratios of adjacent
+plays.
+"""
 
 import datetime
 import json
@@ -26,7 +28,7 @@ _LONGEST_S = 3600.0
 
 @dataclass
 class Record:
-    """What a player's repetitions gave; `reason` says why there are none."""
+    """A competitor's repetitions; `reason` says why there are none."""
 
     player: Player
     plays: list[Figures] = field(default_factory=list)
@@ -34,10 +36,10 @@ class Record:
 
 
 def play_once(player: Player, folder: Path, cache: Path, *, device: str, settings: Figures | None = None) -> Figures:
-    """One process of a player: its rounds' seconds and what it says at the end.
+    """Run a competitor's process once; return its rounds' seconds and its final report.
 
     Raises:
-        PeerError: it cannot be installed, or ended with an error; the text is its last line.
+        PeerError: it cannot be installed, or failed; the text is its last line of output.
     """
     python = python_of(player.environment, cache)
     with tempfile.TemporaryDirectory() as scratch:
@@ -81,9 +83,9 @@ def play(
     say: Callable[[str], None],
     keep: Callable[[list[Record]], object] = lambda records: None,
 ) -> list[Record]:
-    """All players in turn; one repetition to warm up is dropped, and none is begun that would end after `until`.
+    """Play all competitors in turn. The warm-up repetition is dropped, and none begins that would end after `until`.
 
-    `keep` gets the records after every play, so that a run that is stopped leaves what it had.
+    `keep` gets the records after every play, so that an interrupted benchmark keeps its results.
     """
     records = [Record(player, reason=player.refused.get(work.name, "")) for player in players]
     for record in records:
@@ -112,24 +114,24 @@ def play(
 
 
 def summarized(work: Work, records: Sequence[Record]) -> list[Figures]:
-    """A row for each player, those that could not play included."""
+    """Return a row per competitor, including those that could not be played."""
     bare = next(record for record in records if record.player.name == BARE)
     return [_row(work, record, bare) for record in records]
 
 
 def round_s(work: Work, found: Figures, *, clock: str = "wall_s") -> float:
-    """The median round after those that warm up."""
+    """Return the median round after the warm-up."""
     rounds: list[float] = found[clock][work.warm_up_rounds :]
     return statistics.median(rounds)
 
 
 def mean_round_s(work: Work, found: Figures) -> float:
-    """The mean round after those that warm up; it holds what happens in some rounds only, such as a checkpoint."""
+    """Return the mean round after the warm-up, which includes work of some rounds only, such as checkpoints."""
     return statistics.fmean(found["wall_s"][work.warm_up_rounds :])
 
 
 def result_head(work: str, title: str, machine: Mapping[str, Any], repetitions: int) -> dict[str, Any]:
-    """What every result begins with; `machine` as it was before."""
+    """Return what every result begins with; `machine`: its state before the measurement."""
     return {
         "work": work,
         "title": title,
@@ -140,18 +142,18 @@ def result_head(work: str, title: str, machine: Mapping[str, Any], repetitions: 
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """As a file of its own."""
+    """Write a result to its own file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest, highest."""
+    """Return median, lowest, highest."""
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
 
 def _installed(player: Player, cache: Path) -> str:
-    """Make its environment; why that is not possible, if it is not."""
+    """Create a competitor's environment; return the reason if that fails."""
     try:
         python_of(player.environment, cache)
     except PeerError as error:
@@ -204,13 +206,13 @@ def _told(work: Work, found: Figures) -> str:
 
 
 def _last_line(log: Path) -> str:
-    """What a process said last, without paths of this machine."""
+    """Return a process's last line of output, without paths of this machine."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     said = lines[-1] if lines else "it ended without a word"
     return f"ended with an error: {said.replace(str(ROOT), '.').replace(str(Path.home()), '~')[:300]}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and its children, which are a group of their own."""
+    """End a process group."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,6 +1,6 @@
-"""The works' networks in plain PyTorch, for players that know nothing of FedSign; `pfl_cnn` is a model for FedSign too.
+"""The workloads' networks in plain PyTorch, for competitors without FedSign's models; FedSign also uses `pfl_cnn`.
 
-Their tensors have the order and the shapes of FedSign's own models, so that all begin with the same parameters.
+Order and shapes of tensors match FedSign's own models, so that all start from the same parameters.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class _Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """He et al. 2016 with a start for small images: conv3x3 of stride 1, no maxpool."""
+    """He et al. 2016, with a stem for small images: conv3x3 of stride 1, no maxpool."""
 
     def __init__(self, channels: int, num_outputs: int) -> None:
         super().__init__()

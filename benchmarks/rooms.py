@@ -1,8 +1,8 @@
-"""Where the time of our rounds goes: samples of the main thread's stack, sorted into rooms.
+"""Where our rounds spend their time: samples of the main thread's stack, attributed to packages.
 
-A timer of the system interrupts the main thread every half millisecond, as soon as the interpreter is between two instructions;
-the time since the last interruption belongs to the innermost frame that a rule knows.  So a long operation of torch counts in full
-for whoever called it, and little is added to what is measured.
+A system timer interrupts the main thread every half millisecond, as soon as the interpreter is between two
+instructions. The time since the last interruption belongs to the innermost frame that a rule matches.  A long torch
+operation is thus attributed entirely to its caller, and the overhead is small.
 """
 
 import signal
@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parents[1]
 
 RULES: tuple[
     tuple[str, str, tuple[str, ...]], ...
-] = (  # (room, start of a path, functions or all); the first that fits
+] = (  # (package, path prefix, functions or all); the first match counts
     ("disk", "fedsign/storage/disk.py", ()),
     ("disk", "fedsign/storage/results.py", ()),
     ("disk", "fedsign/storage/checkpoints.py", ()),
@@ -56,7 +56,7 @@ ROOMS = (*dict.fromkeys(room for room, _, _ in RULES), OTHER)
 
 
 def room_of(path: str, function: str) -> str | None:
-    """The room of a frame; None where no rule knows it, such as torch and what all rooms use."""
+    """Return a frame's package; None if no rule matches, as for torch and shared helpers."""
     if not path.startswith(str(_ROOT)):
         return None
     inside = path[len(str(_ROOT)) + 1 :]
@@ -67,7 +67,7 @@ def room_of(path: str, function: str) -> str | None:
 
 
 class Sampler:
-    """Samples while the rounds are played; `callback` tells it when they begin and end."""
+    """Takes samples while rounds are played; `callback` tells it when they begin and end."""
 
     def __init__(self, *, active: bool) -> None:
         self._active = active
@@ -95,13 +95,13 @@ class Sampler:
             signal.setitimer(signal.ITIMER_REAL, _INTERVAL_S, _INTERVAL_S)
 
     def round_ended(self, *, was_last: bool) -> None:
-        """One more round; after the last, no more samples."""
+        """A round has ended; stop after the last."""
         self._rounds += 1
         if was_last and self._active:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def seconds_per_round(self) -> dict[str, float]:
-        """The thread's seconds in each room, a round."""
+        """Return the thread's seconds per round in each package."""
         return {room: self._seconds[room] / max(self._rounds, 1) for room in ROOMS if self._seconds[room]}
 
     def _sample(self, number: int, frame: FrameType | None) -> None:

@@ -1,8 +1,9 @@
-"""Hooks of mkdocs.yml: what the site has beyond the pages of docs/.
+"""Hooks of mkdocs.yml: the pages that the site adds to docs/.
 
-The navigation is docs/README.md's: its headings and the links under them.  The home page is the README of the repository;
-other files from outside docs/ that a page links to are pages, too.  The reference of commands comes from the command line
-itself, that of the Python API and of components from the code.  Formulas become MathML, which browsers draw without a script.
+The navigation follows docs/README.md: its headings, and the links below them.  The home page is the repository's
+README; other linked files outside docs/ become pages, too.  The reference of commands is generated from the command
+line, those of the Python API and of components from the code.  Formulas become MathML, which browsers render without
+scripts.
 """
 
 import json
@@ -36,7 +37,7 @@ REFERENCE = {
     "Components": "components",
     "Commands": "commands",
 }
-BASES = (  # what a class of one's own derives from, or looks like
+BASES = (  # base classes and interfaces of user-defined components
     "strategies.base.Strategy",
     "fedsign.objectives.base.Objective",
     "fedsign.tasks.base.Task",
@@ -53,7 +54,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def _navigation() -> list[dict[str, Any]]:
-    """A section for each heading, with a section within it for each subheading."""
+    """Return a section per heading, with a subsection per subheading."""
     sections: list[dict[str, Any]] = []
     at: list[Any] = []
     for line in INDEX.read_text(encoding="utf-8").splitlines():
@@ -79,13 +80,13 @@ def _links(line: str) -> list[tuple[str, str]]:
 
 
 def _page(file: str) -> str:
-    """The page of a file of the repository."""
+    """Return the page of a file of the repository."""
     return OUTSIDE.get(file, file.removeprefix("docs/"))
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that docs/ does not have."""
-    if (index := files.get_file_from_path("README.md")) is not None:  # it is a page of another name
+    """Add the pages that docs/ lacks."""
+    if (index := files.get_file_from_path("README.md")) is not None:  # published under another name
         files.remove(index)
     for name, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
@@ -122,7 +123,7 @@ def _extension_points() -> str:
 
 
 def _components() -> str:
-    """What `fedsign list` lists, with settings and defaults."""
+    """List what `fedsign list` lists, with settings and defaults."""
     from fedsign.config import ExperimentConfig
     from fedsign.plugins import settings_model
     from fedsign.registry import KINDS, resolve
@@ -158,7 +159,7 @@ def _commands() -> str:
 
     command = typer.main.get_command(app)
     for each in _with_subcommands(command):
-        each.short_help = (each.help or "").partition("\n\n")[0]  # whole, not cut off after some words
+        each.short_help = (each.help or "").partition("\n\n")[0]  # the whole first paragraph, not cut off
     context: Any = command.make_context("fedsign", [], resilient_parsing=True)
     return str(get_docs_for_click(obj=command, ctx=context, name="fedsign", title="Commands"))
 
@@ -170,7 +171,7 @@ def _with_subcommands(command: Any) -> Iterator[Any]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files of the repository to their pages."""
+    """Redirect links to files of the repository to their pages."""
     here = next((name for name, own in OUTSIDE.items() if own == page.file.src_uri), f"docs/{page.file.src_uri}")
 
     def led(link: re.Match[str]) -> str:
@@ -183,7 +184,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Draw formulas."""
+    """Render formulas."""
     html = re.sub(
         r'<div class="arithmatex">\\\[(.*?)\\\]</div>', lambda tex: _formula(tex[1], "block"), html, flags=re.S
     )

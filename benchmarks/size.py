@@ -1,13 +1,13 @@
-"""How large the core and each capability are, and which imports keep a capability from being deleted.
+"""Code size of the core and of each capability, and the imports that keep a capability from being deleted.
 
     make size                           code lines, against the targets
-    python -m benchmarks.size --edges   what the core and the capabilities use without being allowed to
+    python -m benchmarks.size --edges   undeclared uses between the core and the capabilities
 
-A code line holds code after `ruff format`: blank lines, comments and docstrings do not count; all lines of a longer string do.
-Which capability a module belongs to is in `fedsign.capabilities`; all others are the core.
+A code line holds code after `ruff format`. Blank lines, comments and docstrings do not count; all lines of a longer
+string do.  `fedsign.capabilities` assigns modules to capabilities; all others are the core.
 
-An edge is an import, wherever it stands in a file, or a module's name in a string: a row of the registry, or a process that
-is started by its module.
+An edge is an import anywhere in a file, or a module's name in a string: a row of the registry, or a process started by
+its module.
 """
 
 import argparse
@@ -32,21 +32,21 @@ _NO_CODE = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "IN
 
 @dataclass(frozen=True, order=True, kw_only=True, slots=True)
 class Edge:
-    """A module uses a module of a capability."""
+    """A module's use of another one."""
 
     user: str
     used: str
-    is_import: bool  # otherwise its name is in a string
+    is_import: bool  # otherwise a name in a string
 
 
 def modules() -> dict[str, Path]:
-    """The modules of the four packages and their files."""
+    """Return the modules of the four packages, and their files."""
     files = (file for package in PACKAGES for file in (_ROOT / package).rglob("*.py"))
     return {".".join(file.relative_to(_ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
 
 
 def code_lines(source: str) -> int:
-    """How many lines hold code.
+    """Count the lines that hold code.
 
     >>> code_lines('"Doc."' + chr(10) * 2 + "x = 1  # why" + chr(10) + "# that is all" + chr(10))
     1
@@ -59,12 +59,12 @@ def code_lines(source: str) -> int:
 
 
 def owner(module: str) -> str:
-    """The capability of a module, or the core."""
+    """Return a module's capability, or the core."""
     return next(iter(owners(module)), CORE)
 
 
 def sizes() -> dict[str, Counter[str]]:
-    """Core or capability -> package -> code lines."""
+    """Return core or capability -> package -> code lines."""
     found: dict[str, Counter[str]] = {name: Counter() for name in (CORE, *CAPABILITIES)}
     for module, file in modules().items():
         found[owner(module)][module.partition(".")[0]] += code_lines(file.read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ def sizes() -> dict[str, Counter[str]]:
 
 
 def edges() -> Iterator[Edge]:
-    """All uses of a module by another, but for the types of the Python API: a line goes with its capability."""
+    """Return all uses of a module by another, except the types of the Python API, which go with their capability."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     files = modules()
     for user, file in files.items():
@@ -85,13 +85,13 @@ def edges() -> Iterator[Edge]:
 
 
 def is_allowed(edge: Edge) -> bool:
-    """Whether a module may use another: of the core, of its own capability, or of one that this requires."""
+    """Whether a module may use another: of the core, of its own capability, or of a required one."""
     user, used = owner(edge.user), owner(edge.used)
     return used in (CORE, user) or (user != CORE and used in CAPABILITIES[user].requires)
 
 
 def undeclared() -> list[Edge]:
-    """Uses that the table of capabilities does not allow."""
+    """Return the uses that the table of capabilities does not allow."""
     return sorted(edge for edge in edges() if not is_allowed(edge))
 
 
@@ -104,7 +104,7 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def _named_modules(source: str) -> set[str]:
-    """Strings that may name a module, `module:Name` among them."""
+    """Yield strings that may name a module, such as `module:Name`."""
     constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
     return {constant.partition(":")[0] for constant in constants if isinstance(constant, str) and "." in constant}
 
@@ -136,7 +136,7 @@ def _print_edges() -> None:
 
 
 def main() -> None:
-    """Print the table of sizes, or the edges."""
+    """Print the sizes, or the edges."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--edges", action="store_true", help="uses that the table does not allow, instead of sizes")
     if parser.parse_args().edges:

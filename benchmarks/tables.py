@@ -1,4 +1,4 @@
-"""What all sections of docs/benchmarks.md are made of."""
+"""Shared helpers for the sections of docs/benchmarks.md."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -38,6 +38,6 @@ def ms(seconds: float) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
-    """Markdown, the first `left` columns to the left and numbers to the right."""
+    """Format a Markdown table; the first `left` columns are left-aligned, the others right-aligned."""
     rule = ["---" if column < left else "---:" for column in range(len(head))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))

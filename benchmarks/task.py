@@ -1,7 +1,7 @@
-"""An exported work as a player sees it; NumPy and torch only, since peers live in environments without FedSign.
+"""An exported workload, as competitors read it. Uses only NumPy and torch, since their environments lack FedSign.
 
-The batches of client c in round r (from 1) are those of FedSign: its samples in the order of
-`numpy.random.default_rng([seed, 5, r, c]).permutation(n)`, one permutation an epoch, cut into batches.
+The batches of client c in round r (from 1) are FedSign's: its samples in the order of
+`numpy.random.default_rng([seed, 5, r, c]).permutation(n)`, one permutation per epoch, cut into batches.
 """
 
 import json
@@ -27,20 +27,20 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Task:
-    """The exported work in a folder, on a device."""
+    """The exported workload of a folder, on a device."""
 
     folder: Path
     device: torch.device = _CPU
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """task.json."""
+        """The content of task.json."""
         found: dict[str, Any] = json.loads((self.folder / "task.json").read_text(encoding="utf-8"))
         return found
 
     @cached_property
     def arrays(self) -> dict[str, Any]:
-        """arrays.npz."""
+        """The content of arrays.npz."""
         with np.load(self.folder / "arrays.npz") as found:
             return {name: found[name] for name in found.files}
 
@@ -61,42 +61,42 @@ class Task:
         return self._samples("test")
 
     def cohort(self, round: int) -> list[int]:
-        """Who takes part in a round, from 1 on."""
+        """Return the clients of a round, from 1."""
         found: list[int] = self.arrays["cohorts"][round - 1].tolist()
         return found
 
     def members(self, client: int) -> Any:
-        """Where a client's samples are among the training samples."""
+        """Return the indices of a client's training samples."""
         starts = self.arrays["starts"]
         return self.arrays["members"][starts[client] : starts[client + 1]]
 
     def client(self, client: int) -> tuple[Tensor, Tensor]:
-        """A client's own samples."""
+        """Return a client's samples."""
         index = torch.from_numpy(self.members(client)).to(self.device)
         features, targets = self.train
         return features[index], targets[index]
 
     @cached_property
     def clients(self) -> list[tuple[Tensor, Tensor]]:
-        """All clients' samples, dealt out beforehand."""
+        """All clients' samples, gathered in advance."""
         return [self.client(client) for client in range(self.num_clients)]
 
     def order(self, round: int, client: int) -> list[Tensor]:
-        """The order of a client's samples in each of its epochs."""
+        """Return the order of a client's samples in each epoch."""
         starts = self.arrays["starts"]
         rng = np.random.default_rng([self.seed, _BATCHES, round, client])
         size = int(starts[client + 1] - starts[client])
         return [torch.from_numpy(rng.permutation(size)).to(self.device) for _ in range(self.epochs)]
 
     def batches(self, round: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """A client's batches of a round, of samples that were dealt out beforehand where that is affordable."""
+        """Yield a client's batches of a round, from samples gathered in advance where memory allows."""
         features, targets = self.clients[client] if self.num_clients <= 10_000 else self.client(client)
         for order in self.order(round, client):
             for index in order.split(self.batch_size):
                 yield features[index], targets[index]
 
     def make_network(self) -> nn.Module:
-        """The network with its first parameters."""
+        """Make the network with its initial parameters."""
         make = getattr(networks, self.network)
         network: nn.Module = make(self.arrays["x_train"].shape[1:], self.num_outputs, **self.network_settings)
         state = network.state_dict()
@@ -108,7 +108,7 @@ class Task:
         return network.to(self.device)
 
     def evaluate(self, network: nn.Module) -> tuple[float, float]:
-        """Loss and accuracy on the test samples."""
+        """Return loss and accuracy on the test samples."""
         network.eval()
         features, targets = self.test
         with torch.no_grad():

@@ -1,1 +1,1 @@
-"""The experiments behind docs/ablations.md, and what they gave."""
+"""The experiments behind docs/ablations.md, and their results."""

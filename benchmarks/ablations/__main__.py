@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """Its text."""
+    """Return its text."""
     results = {
         name: json.loads(path.read_text(encoding="utf-8"))
         for name in TITLES
@@ -62,7 +62,7 @@ def page() -> str:
 
 
 def _verdict(results: Sequence[Figures]) -> str:
-    """In how many experiments anything was shown."""
+    """Count the experiments that show an effect."""
     by_key = [{row["key"]: row for row in result["rows"]} for result in results]
     gains = [_says(rows["fedsign"]["to_fedavg"]) for rows in by_key]
     needs = [_says(rows["own-sign"]["to_regularizer"]) for rows in by_key].count("worse")
@@ -118,7 +118,7 @@ def _section(result: Figures) -> str:
 
 
 def _num_seeds(result: Figures) -> int:
-    """A run that failed has no value."""
+    """Count the seeds with a result; failed runs have none."""
     return max(len(row["values"]) for row in result["rows"])
 
 
@@ -133,7 +133,7 @@ def _says(difference: Figures | None) -> str | None:
 
 
 def _points(difference: Figures | None, *, is_turned: bool = False) -> str:
-    """`+1.50 [+0.93, +2.06]` and the verdict, of the second over the first if turned."""
+    """Format `+1.50 [+0.93, +2.06]` and the verdict; with `is_turned`, for the opposite difference."""
     if difference is None:
         return MISSING
     interval, says = Interval(**difference["interval"]), difference["says"]

@@ -1,4 +1,4 @@
-"""cifar10.npz: the first images of each class, from a folder with `train` and `test`, and in each a folder a class.
+"""Write cifar10.npz: the first images of each class, from folders `train` and `test` with a subfolder per class.
 
 python -m benchmarks.ablations.cifar10 FOLDER cifar10.npz
 """
@@ -14,7 +14,7 @@ PER_CLASS = {"train": 1_000, "test": 500}
 
 
 def main(folder: Path, to: Path) -> None:
-    """Write the arrays that `data.name=npz` reads."""
+    """Write the arrays in the format of `data.name=npz`."""
     names = sorted(path.name for path in (folder / "train").iterdir())
     train, test = (_stacked([folder / part / name for name in names], count) for part, count in PER_CLASS.items())
     np.savez_compressed(to, x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1], class_names=names)

@@ -1,1 +1,1 @@
-"""Works that FedSign plays without a peer."""
+"""Workloads of FedSign alone, without competitors."""

@@ -1,7 +1,7 @@
-"""Ten replies of 100 MB each become one model: the server's part of a round for a large model.
+"""Aggregate ten replies of 100 MB each: the server's part of a round with a large model.
 
-In turn: the sum in place that nothing can do without; ours; and Flower's own helper, which its strategies call.  Then the
-memory that ours and Flower's take beyond one reply, for more and more replies that arrive one after another.
+Compared in turn: a plain in-place sum (the lower bound), ours, and the helper of Flower's strategies.  Then the peak
+memory of ours and Flower's beyond one reply, for growing numbers of replies that arrive one after another.
 """
 
 import multiprocessing
@@ -27,13 +27,13 @@ Model = dict[str, torch.Tensor]
 
 
 def reply(seed: int) -> Model:
-    """A model of `NUM_TENSORS` tensors."""
+    """Make a model of `NUM_TENSORS` tensors."""
     drawn = torch.Generator().manual_seed(seed)
     return {f"layer{place}": torch.randn(ELEMENTS, generator=drawn) for place in range(NUM_TENSORS)}
 
 
 def in_place_sum(replies: list[Model]) -> Model:
-    """A copy of the first, to which the others are added, and a division."""
+    """Copy the first reply, add the others, divide."""
     total = {name: tensor.clone() for name, tensor in replies[0].items()}
     for other in replies[1:]:
         for name, tensor in total.items():
@@ -44,7 +44,7 @@ def in_place_sum(replies: list[Model]) -> Model:
 
 
 def ours(replies: Iterator[Model] | list[Model]) -> Model:
-    """A weighted mean with weights that differ."""
+    """Average with unequal weights."""
     from fedsign.federation.aggregation import WeightedMean
 
     mean = WeightedMean()
@@ -54,14 +54,14 @@ def ours(replies: Iterator[Model] | list[Model]) -> Model:
 
 
 def flower(records: list[Any]) -> Any:
-    """What Flower's FedAvg calls."""
+    """Call what Flower's FedAvg calls."""
     from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
     return aggregate_arrayrecords(records, "num-examples")
 
 
 def records_of(replies: Iterator[Model] | list[Model]) -> list[Any]:
-    """The same replies as Flower's records."""
+    """Convert the replies to Flower's records."""
     from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
     return [
@@ -71,7 +71,7 @@ def records_of(replies: Iterator[Model] | list[Model]) -> list[Any]:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """All in turn, after one turn to warm up."""
+    """Time all of them in turn, after a warm-up turn."""
     before = machine()
     torch.set_num_threads(1)
     replies = [reply(seed) for seed in range(NUM_REPLIES)]
@@ -114,7 +114,7 @@ def measure(path: Path, *, repetitions: int) -> None:
 
 
 def _check(replies: list[Model], records: list[Any]) -> None:
-    """Both give the weighted mean."""
+    """Check that both compute the weighted mean."""
     weights = torch.arange(1.0, len(replies) + 1)
     found, theirs = ours(replies)["layer0"], torch.from_numpy(flower(records)["layer0"].numpy())
     expected = torch.tensordot(weights, torch.stack([model["layer0"] for model in replies]), dims=1) / weights.sum()
@@ -123,7 +123,7 @@ def _check(replies: list[Model], records: list[Any]) -> None:
 
 
 def _peaks(name: str) -> dict[str, float]:
-    """Peak of memory beyond the imports in MB, by the number of replies; each in a process of its own."""
+    """Measure peak memory beyond the imports in MB, by number of replies; each in a separate process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["benchmarks.alone.aggregation", "fedsign.federation.aggregation", "flwr.serverapp.strategy"]
@@ -133,7 +133,7 @@ def _peaks(name: str) -> dict[str, float]:
 
 
 def _peak_mb(name: str, num_replies: int) -> float:
-    """Replies are made when they are asked for, as if they came from a network one after another."""
+    """Measure one peak. Replies are created on demand, as if they came from a network one after another."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     arriving = (reply(seed) for seed in range(num_replies))
     if name == "ours":

@@ -1,8 +1,9 @@
-"""What it costs to look: valleys against the passes that they cannot do without, and watching signs against not watching.
+"""The cost of analyses: valleys against the forward passes they need, and runs with and without sign recording.
 
-- The valley of the default MLP: 2 directions x 3 scales x 41 points on all test samples of digits; beside it a plain loop.
-- A curve of 41 points of ResNet-20 on 2,000 images of 32x32, BatchNorm's statistics taken anew of 500 at every point; beside
-  it the same passes of one model, with nothing else done.
+- The valley of the default MLP: 2 directions x 3 scales x 41 points on all test samples of digits; baseline: a plain
+    loop.
+- A curve of 41 points of ResNet-20 on 2,000 images of 32x32, with BatchNorm statistics recomputed on 500 at every
+    point; baseline: the same passes of one model.
 - `results.signs` on W1 (cohort path) and on W2 (sequential), on and off in turn.
 """
 
@@ -42,7 +43,7 @@ ROUNDS = {"w1": 40, "w2": 3}
 
 
 def directions_of(landscape: Landscape, num: int) -> list[Tensor]:
-    """Gaussian noise with the model's signs."""
+    """Draw Gaussian noise with the model's signs."""
     layout, theta = landscape.layout, landscape.centre
     return [
         scaled(layout, with_signs(noise("gaussian", layout.size, seed=0, index=draw), theta), theta, Scaling.NORM)
@@ -51,7 +52,7 @@ def directions_of(landscape: Landscape, num: int) -> list[Tensor]:
 
 
 def mlp_valley() -> dict[str, Callable[[], object]]:
-    """Ours, and a loop over the points."""
+    """Time our valley, and a loop over the points."""
     workload = Workload(from_dict({}))
     model, test = workload.make_model().eval(), workload.dataset.test
     features, targets = test.batch(torch.arange(len(test)))
@@ -83,7 +84,7 @@ def mlp_valley() -> dict[str, Callable[[], object]]:
 
 
 def resnet_curve() -> dict[str, Callable[[], object]]:
-    """Ours, and the passes alone: in the same layout, in the same batches."""
+    """Time our curve, and only its passes, in the same layout and batches."""
     torch.manual_seed(0)
     model = resnet20((3, 32, 32), 10).eval()
     samples = Samples(features=torch.randn(IMAGES, 3, 32, 32), targets=torch.randint(10, (IMAGES,)))
@@ -109,7 +110,7 @@ def resnet_curve() -> dict[str, Callable[[], object]]:
 
 
 class Clock(Callback):
-    """Notes when a round has ended."""
+    """Records when each round ends."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -119,7 +120,7 @@ class Clock(Callback):
 
 
 def round_ms(experiment: dict[str, Any], rounds: int, *, signs: bool) -> float:
-    """Median of a round, after the first."""
+    """Return the median duration of a round, without the first."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as root:
         own = {"rounds": rounds, "callbacks": [], "results": {"root": root, "signs": signs}}
@@ -128,7 +129,7 @@ def round_ms(experiment: dict[str, Any], rounds: int, *, signs: bool) -> float:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """All in turn, after one turn to warm up."""
+    """Time everything in turn, after a warm-up turn."""
     before = machine()
     seconds: dict[str, dict[str, list[float]]] = {}
     for what, players in {"mlp": mlp_valley(), "resnet20": resnet_curve()}.items():
@@ -137,7 +138,7 @@ def measure(path: Path, *, repetitions: int) -> None:
             for name, play in players.items():
                 began = time.perf_counter()
                 play()
-                if repetition or what != "mlp":  # over a minute each: the first is no slower
+                if repetition or what != "mlp":  # over a minute each, and no slower without a warm-up
                     of_work[name].append(time.perf_counter() - began)
     watched: dict[str, dict[str, list[float]]] = {}
     works = {"w1": merged(W1.experiment, {"client": {"path": "cohort"}}), "w2": W2.experiment}

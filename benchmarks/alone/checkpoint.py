@@ -1,7 +1,8 @@
-"""A checkpoint of the server with digests, in turn with the same files without: what it costs to find damage.
+"""The cost of digests in the server's checkpoints, in turn with the same files without digests.
 
-FedAvg's and FedDyn's checkpoints of three models, with the versions of 10,000 clients' states where the strategy has any, forced
-to the disk.  The plain one is what `fedsign.storage.checkpoints` wrote before it had digests: the same tensors, the same steps.
+Checkpoints of FedAvg and FedDyn for three models, forced to disk. Strategies with client state add the versions of
+10,000 clients.  The plain variant is what `fedsign.storage.checkpoints` wrote before it had digests: the same tensors,
+by the same steps.
 """
 
 import json
@@ -25,13 +26,13 @@ from fedsign.storage.disk import replaced_folder
 
 NAME = "checkpoint"
 MODELS = {"mlp": 4_810, "resnet20": 272_474, "25m": 25_000_000}  # parameters
-STRATEGIES = {"fedavg": 0, "feddyn": 1}  # tensors of the strategy's state, for each of the model's
+STRATEGIES = {"fedavg": 0, "feddyn": 1}  # state tensors per tensor of the model
 NUM_CLIENTS = 10_000
-ROUNDS = {"mlp": 50, "resnet20": 30, "25m": 8}  # checkpoints of each kind in a turn
+ROUNDS = {"mlp": 50, "resnet20": 30, "25m": 8}  # checkpoints of each kind per turn
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """Both kinds in turn, within each turn after each other."""
+    """Time both kinds in turn."""
     before = machine()
     figures: dict[str, Any] = {}
     for model, num_parameters in MODELS.items():
@@ -53,7 +54,7 @@ def measure(path: Path, *, repetitions: int) -> None:
 
 
 def checkpoint_of(num_parameters: int, num_states: int) -> Checkpoint:
-    """A model in ten tensors, and the strategy's and clients' part."""
+    """Make a model in ten tensors, with the state of strategy and clients."""
     sizes = [num_parameters // 10] * 10
     served = {f"layer.{number}": torch.randn(size) for number, size in enumerate(sizes)}
     strategy = {
@@ -69,7 +70,7 @@ def checkpoint_of(num_parameters: int, num_states: int) -> Checkpoint:
 
 
 def play(given: Checkpoint, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each kind."""
+    """Return the median milliseconds of each kind."""
     taken: dict[str, list[float]] = {"ours": [], "plain": []}
     with tempfile.TemporaryDirectory() as root:
         for _ in range(rounds):
@@ -81,12 +82,12 @@ def play(given: Checkpoint, rounds: int) -> dict[str, float]:
 
 
 def save(folder: Path, given: Checkpoint) -> None:
-    """As a run writes it."""
+    """Save as a run does."""
     checkpoints.save(folder, given, keep=2)
 
 
 def save_plain(folder: Path, given: Checkpoint) -> None:
-    """Without digests."""
+    """Save without digests."""
     versions = given.client_versions
     files: dict[str, Tensors | None] = {
         "served": given.served,
@@ -100,12 +101,12 @@ def save_plain(folder: Path, given: Checkpoint) -> None:
                 save_file(plain, target / f"{name}.safetensors")
         state = {"format": 2, "round": given.round, "num_clients_with_state": len(versions)}
         (target / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-    checkpoints.rounds_on_disk(folder)  # as to find which ones to remove
+    checkpoints.rounds_on_disk(folder)  # as a run does, to find outdated ones
     set(folder.glob("round-??????"))
 
 
 def table_of(versions: Mapping[int, int]) -> Tensors:
-    """The clients' versions, by ascending partition."""
+    """Return the clients' versions, by ascending partition."""
     partitions = np.fromiter(versions.keys(), dtype=np.int64, count=len(versions))
     order = np.argsort(partitions)
     values = np.fromiter(versions.values(), dtype=np.int64, count=len(versions))

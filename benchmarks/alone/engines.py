@@ -1,11 +1,11 @@
-"""What an engine costs: seconds and bytes of a round in process, with workers, on Ray and on a SuperLink, and Flower's floor.
+"""The cost of engines: seconds and bytes of a round in process, with workers, on Ray, on a SuperLink; Flower's floor.
 
-Four clients take one step of a small and of a larger MLP on digits, so that what is measured is the way there and back.
-The *floor* of an engine is an app that does nothing: Flower's own `Grid.send_and_receive`, clients that send the same arrays
-back and import neither torch nor FedSign, SuperNodes as Flower starts them.
+Four clients take one step of a small or a larger MLP on digits, so communication dominates.  The *floor* of an engine
+is an app that does nothing: Flower's own `Grid.send_and_receive`, clients that echo the arrays and import neither torch
+nor FedSign, and SuperNodes started by Flower.
 
-Every row is played by a process of its own, in turn.  Bytes on the way are those that the loopback counted, hops between a
-SuperLink, its SuperNodes and their processes included; what else the machine says to itself meanwhile is in them too.
+Rows are played in turn, each in a separate process.  Bytes are counted on the loopback. They include the hops between a
+SuperLink, its SuperNodes and their processes, and unrelated local traffic.
 """
 
 import json
@@ -34,7 +34,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "superlink": {"engine": {"name": "superlink", "num_supernodes": NUM_CLIENTS}},
 }
 FLOORS = ("floor_ray", "floor_superlink")
-_MOST_S = 600.0  # for one play
+_MOST_S = 600.0  # per play
 
 _SERVER = """
 import json, time
@@ -83,13 +83,13 @@ def train(message, context):
 
 
 def sizes_of(hidden: list[int]) -> list[int]:
-    """Elements of the tensors of digits' MLP, in its order."""
+    """Return the sizes of the digits MLP's tensors, in order."""
     widths = [64, *hidden, 10]
     return [size for before, after in pairwise(widths) for size in (before * after, after)]
 
 
 def play_engine(name: str, hidden: list[int], root: Path) -> Figures:
-    """A run of FedSign; the seconds of its rounds, and what the loopback counted."""
+    """Run FedSign; return the seconds of its rounds and the bytes on the loopback."""
     from simulations import run
     from simulations.callbacks.base import Callback
 
@@ -123,7 +123,7 @@ def play_engine(name: str, hidden: list[int], root: Path) -> Figures:
 
 
 def play_floor(name: str, hidden: list[int], root: Path) -> Figures:
-    """Flower alone, with the same arrays."""
+    """Run only Flower, with the same arrays."""
     sizes, out = sizes_of(hidden), root / "lines.json"
     app = root / "app"
     app.mkdir()
@@ -179,12 +179,12 @@ def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
 
 
 def loopback_bytes() -> int:
-    """What the loopback has received since the machine began."""
+    """Return the bytes received on the loopback since boot."""
     return int(Path("/sys/class/net/lo/statistics/rx_bytes").read_text(encoding="utf-8"))
 
 
 def play(row: str, model: str) -> Figures:
-    """A row in a process of its own: medians of the rounds after the first."""
+    """Play a row in a separate process; return medians over the rounds, without the first."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.alone.engines", row, model],
         capture_output=True,
@@ -208,7 +208,7 @@ def play(row: str, model: str) -> Figures:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """All rows in turn, `repetitions` times."""
+    """Play all rows in turn, `repetitions` times."""
     before = machine()
     rows = [*ENGINES, *FLOORS]
     found: dict[str, dict[str, list[Figures]]] = {model: {row: [] for row in rows} for model in MODELS}

@@ -1,7 +1,8 @@
-"""A step of SGD on a condensation's ConvNet, with tangents along b directions, written out by hand for this network alone.
+"""An SGD step of a condensation's ConvNet, with tangents along b directions, written by hand for this network.
 
-The baseline of `benchmarks.alone.hypergradients`: what somebody writes who needs this one network, with torch's own convolutions and
-products, channels first, all directions in one batch.  It shares no code with `fedsign.bilevel`, only the start.
+The baseline of `benchmarks.alone.hypergradients`: what an engineer would write for this one network, with torch's
+convolutions and matrix products, channels first, all directions in one batch.  It shares only the initial state with
+`fedsign.bilevel`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ Weights = list[Tensor]
 
 @dataclass(slots=True)
 class Norm:
-    """What an instance norm leaves for its other passes."""
+    """What the forward pass of an instance norm saves for the other passes."""
 
     h: Tensor
     r: Tensor
@@ -26,7 +27,7 @@ class Norm:
 def steps(
     theta: Weights, images: Tensor, images_t: Tensor, targets: Tensor, rates: list[float]
 ) -> tuple[Weights, Weights]:
-    """Weights after the steps on the whole batch, and their tangents [b, ...] along `images_t` [b, n, c, h, w]."""
+    """Return the weights after full-batch steps, and their tangents [b, ...] along `images_t` [b, n, c, h, w]."""
     z = [each.new_zeros(len(images_t), *each.shape) for each in theta]
     velocity, velocity_t = [torch.zeros_like(each) for each in theta], [torch.zeros_like(each) for each in z]
     for rate in rates:
@@ -44,7 +45,7 @@ def steps(
 def gradient_and_tangents(
     theta: Weights, z: Weights, x: Tensor, x_t: Tensor, targets: Tensor
 ) -> tuple[Weights, Weights]:
-    """Of the mean cross-entropy; per block kernel, bias, scale, shift, then weight and bias of the linear layer."""
+    """Differentiate the mean cross-entropy. Order: kernel, bias, scale, shift per block, then the linear layer."""
     num_blocks, kept = (len(theta) - 2) // 4, []
     for block in range(num_blocks):
         (kernel, bias, scale, shift), (kernel_t, bias_t, scale_t, shift_t) = (

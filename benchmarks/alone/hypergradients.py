@@ -1,13 +1,13 @@
-"""What a hypergradient costs: memory and time by depth, many directions at once, and a step written out by hand beside ours.
+"""The cost of hypergradients: memory and time by depth, many directions at once, and a hand-written step as baseline.
 
-The task: digits condensed to one image of each class.
+The task: digits condensed to one image per class.
 
-- By depth, with the MLP of 64 units and 10 directions: live bytes beyond what was there before, at the peak, by torch's dispatcher; time of
-  a hypergradient, all methods in turn.
-- The ConvNet with InstanceNorm (3 blocks of width 16 and 128, digits in the middle of 16x16), 5 steps deep: 32 directions at once and one after another, in turn,
-  with one thread and with one for each core.
-- The same beside `benchmarks.alone.hand_jvp`, the same step with tangents written by hand for this network, and `torch.func`'s jvp, mapped
-  over the directions by its vmap, and one after another.
+- By depth, with the MLP of 64 units and 10 directions: peak of the additional live bytes, by a torch dispatch mode;
+    time of a hypergradient, all methods in turn.
+- The ConvNet with InstanceNorm (3 blocks of width 16 and 128, digits padded to 16x16), 5 steps deep: 32 directions at
+    once and one after another, in turn, with one thread and with one per core.
+- The same compared with `benchmarks.alone.hand_jvp`, whose tangents are hand-written for this network, and with
+    `torch.func`'s jvp, mapped over directions by vmap and one after another.
 """
 
 import os
@@ -37,7 +37,7 @@ WIDTHS, CONV_DEPTH, NUM_DIRECTIONS = (16, 128), 5, 32
 
 
 def by_depth(repetitions: int) -> Figures:
-    """Bytes once, since they repeat themselves; seconds in turn."""
+    """Measure bytes once, since they are deterministic, and seconds in turn."""
     found: Figures = {}
     for depth in DEPTHS:
         takes = {method: hypergradient(method, depth) for method in METHODS}
@@ -50,14 +50,14 @@ def by_depth(repetitions: int) -> Figures:
 
 
 def conv_problem(width: int) -> tuple[Training, Problem, Tree, Tree]:
-    """The ConvNet on ten digits, and 32 directions of their pixels."""
+    """Make the ConvNet on ten digits, with 32 directions of their pixels."""
     made = Condensation(
         from_dict({"network": {"kind": "conv", "width": width}, "image_size": 16, "inner": {"depth": CONV_DEPTH}})
     )
     meta, generator = made.begin().meta, torch_generator(0, Purpose.CONDENSATION, round=1)
     inner, _ = made.training(meta, generator)
     data = draws(len(meta[IMAGES]), depth=CONV_DEPTH, batch_size=10, rate=0.01, generator=generator)
-    whole = [each._replace(chosen=torch.arange(10)) for each in data]  # the baseline knows whole batches
+    whole = [each._replace(chosen=torch.arange(10)) for each in data]  # the baseline supports only full batches
     images, targets = made.dataset.train.batch(torch.arange(256))
 
     def outer(state: Tree, _: Tree) -> Tensor:
@@ -68,7 +68,7 @@ def conv_problem(width: int) -> tuple[Training, Problem, Tree, Tree]:
 
 
 def by_hand(inner: Training, problem: Problem, meta: Tree, vectors: Tree) -> Tensor:
-    """Tangents [b, M] of the last weights, in our order."""
+    """Return the tangents [b, M] of the final weights, in our order."""
     theta = [_to_hand(each, shape) for each, shape in zip(_parts(inner), _kinds(inner), strict=True)]
     targets, rates = inner.targets(meta), [each.rate for each in problem.data]
     _, z = hand_jvp.steps(theta, meta[IMAGES], vectors[IMAGES], targets, rates)
@@ -76,7 +76,7 @@ def by_hand(inner: Training, problem: Problem, meta: Tree, vectors: Tree) -> Ten
 
 
 def one_after_another(problem: Problem, meta: Tree, vectors: Tree) -> list[Tensor]:
-    """Each direction with a training of its own."""
+    """Train once per direction."""
     return [
         pushed(problem, meta, {key: each[index : index + 1] for key, each in vectors.items()})[1]["parameters"]
         for index in range(NUM_DIRECTIONS)
@@ -84,7 +84,7 @@ def one_after_another(problem: Problem, meta: Tree, vectors: Tree) -> list[Tenso
 
 
 def by_func(problem: Problem, meta: Tree, vectors: Tree) -> Tensor:
-    """torch.func's jvp of `step`, mapped over the directions."""
+    """Map torch.func's jvp of `step` over the directions."""
     state = problem.inner.initial(meta)
     tangents = {key: each.new_zeros(len(vectors[IMAGES]), *each.shape) for key, each in state.items()}
     for data in problem.data:
@@ -93,7 +93,7 @@ def by_func(problem: Problem, meta: Tree, vectors: Tree) -> Tensor:
 
 
 def by_func_one_after_another(problem: Problem, meta: Tree, vectors: Tree) -> list[Tensor]:
-    """Each direction with a training of its own, and no vmap."""
+    """Train once per direction, without vmap."""
     ends = []
     for index in range(NUM_DIRECTIONS):
         direction = {key: each[index] for key, each in vectors.items()}
@@ -108,7 +108,7 @@ def by_func_one_after_another(problem: Problem, meta: Tree, vectors: Tree) -> li
 
 
 def conv_net(width: int, threads: int, repetitions: int) -> Figures:
-    """All ways, checked to agree, in turn."""
+    """Check that all variants agree, and time them in turn."""
     inner, problem, meta, vectors = conv_problem(width)
     ways: dict[str, Callable[[], Any]] = {
         "together": lambda: pushed(problem, meta, vectors)[1]["parameters"],
@@ -140,7 +140,7 @@ def conv_net(width: int, threads: int, repetitions: int) -> Figures:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """All of it."""
+    """Measure everything."""
     before = machine()
     result = {
         **result_head(NAME, "Gradients through training", before, repetitions),
@@ -153,7 +153,7 @@ def measure(path: Path, *, repetitions: int) -> None:
 
 
 def _in_turn(ways: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each; one repetition warms up."""
+    """Return the seconds of each variant, after a warm-up repetition."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for repetition in range(repetitions + 1):
         for name, way in ways.items():
@@ -178,7 +178,7 @@ def _kinds(inner: Training) -> list[bool]:
 
 
 def _to_hand(part: Tensor, is_kernel: bool) -> Tensor:
-    """[9 i, o] -> [o, i, 3, 3]."""
+    """Convert [9 i, o] -> [o, i, 3, 3]."""
     if not is_kernel:
         return part.clone()
     kernel: Tensor = part.unflatten(0, (3, 3, -1)).permute(3, 2, 0, 1)
@@ -186,5 +186,5 @@ def _to_hand(part: Tensor, is_kernel: bool) -> Tensor:
 
 
 def _to_ours(part: Tensor) -> Tensor:
-    """[b, o, i, 3, 3] -> [b, 9 i, o]; others stay."""
+    """Convert [b, o, i, 3, 3] -> [b, 9 i, o]; leave other shapes."""
     return part.permute(0, 3, 4, 2, 1).flatten(1, 3) if part.dim() == 5 else part

@@ -1,7 +1,8 @@
-"""A large model there and back: 1 GB of parameters over a SuperLink, the peak memory of every process on the way.
+"""A large model's round trip: 1 GB of parameters over a SuperLink, and the peak memory of every process involved.
 
-One client takes one step of SGD of an MLP with 250 million parameters, in two rounds; once in float32 and once in bfloat16, which
-travels as such.  Peaks are the high-water marks that the system keeps of each process, read until it ends.
+One client takes one SGD step of an MLP with 250 million parameters, in two rounds, once in float32 and once in
+bfloat16, which is also sent as bfloat16.  Peaks are the kernel's high-water marks of each process, polled until it
+ends.
 """
 
 import json
@@ -33,7 +34,7 @@ _MOST_S = 1800.0
 
 
 class Wide(nn.Module):
-    """Three linear layers; what is narrower than float32 is cast on the way in and out."""
+    """Three linear layers; dtypes narrower than float32 are converted at input and output."""
 
     def __init__(self, num_features: int, num_outputs: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class Wide(nn.Module):
         self.dtype = dtype
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits in float32."""
+        """Return logits in float32."""
         hidden = features.flatten(1).to(self.dtype)
         for layer in self.layers[:-1]:
             hidden = torch.relu(layer(hidden))
@@ -51,12 +52,12 @@ class Wide(nn.Module):
 
 
 def wide(input_shape: tuple[int, ...], num_outputs: int, *, precision: str = "float32") -> Wide:
-    """The model, for the configuration of a run."""
+    """Make the model from a run's configuration."""
     return Wide(int(torch.Size(input_shape).numel()), num_outputs, getattr(torch, precision))
 
 
 def play(precision: str, root: Path) -> Figures:
-    """Two rounds, in this process and those that it starts."""
+    """Play two rounds, in this process and its children."""
     from simulations import run
 
     peaks: dict[str, int] = {}
@@ -92,7 +93,7 @@ def play(precision: str, root: Path) -> Figures:
 
 
 def _watch(root: Path, peaks: dict[str, int], stop: threading.Event) -> None:
-    """Note the high-water mark of each process of the run by its role, again and again."""
+    """Poll the high-water mark of each process of the run, by role."""
     while not stop.wait(_LOOKS_EVERY_S):
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -100,7 +101,7 @@ def _watch(root: Path, peaks: dict[str, int], stop: threading.Event) -> None:
                     continue
                 command, status = (folder / "cmdline").read_bytes(), (folder / "status").read_text(encoding="utf-8")
             except OSError:
-                continue  # it ended meanwhile, or is somebody else's
+                continue  # it has ended, or belongs to someone else
             for role, mark in ROLES.items():
                 if mark in command and b"prctl" not in command:
                     kib = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")), "0")
@@ -108,7 +109,7 @@ def _watch(root: Path, peaks: dict[str, int], stop: threading.Event) -> None:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """Both precisions in turn."""
+    """Play both precisions in turn."""
     before = machine()
     found: dict[str, list[Figures]] = {precision: [] for precision in PRECISIONS}
     for _ in range(repetitions):

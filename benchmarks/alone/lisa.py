@@ -1,12 +1,13 @@
-"""What LISA saves: memory beyond the weights, and the time of an iteration, beside full fine-tuning.
+"""Savings of LISA compared with full fine-tuning: memory beyond the weights, and time per iteration.
 
-The configuration, for both: our gpt of 12 blocks, width 256, 8 heads, on `pytext` characters, batches of 8 rows of 128, float32,
-torch's fused AdamW.  LISA samples 2 blocks every 20 steps and drops the moments of those that leave; embedding, head and the
-last norm train always.
+The configuration of both: our gpt of 12 blocks, width 256, 8 heads, on `pytext` characters, batches of 8 rows of 128,
+float32, torch's fused AdamW.  LISA samples 2 blocks every 20 steps and drops the moments of blocks that are frozen
+again; embedding, head and the final norm always train.
 
-- Memory: live bytes by torch's dispatcher over a draw (`fedsign.memory.live`), and of three steps by the allocator.
+- Memory: live bytes across a draw by a torch dispatch mode (`fedsign.memory.live`), and of three steps by the
+    allocator.
 - Time: a period of 20 iterations each, in turn, draws included; the ratio of each pair.
-- Where there is a GPU: LLaMA-2-7B's shapes in bf16, one row of 1,024 tokens, random weights.
+- With a GPU: LLaMA-2-7B's shapes in bf16, one row of 1,024 tokens, random weights.
 """
 
 import gc
@@ -43,7 +44,7 @@ class Training:
     batches: Iterator[tuple[Tensor, Tensor]]
 
     def step(self, live: LiveBytes | None = None) -> None:
-        """One iteration."""
+        """Take one iteration."""
         features, targets = next(self.batches)
         self.optimizer.zero_grad()
         language_loss(self.model(features), targets).backward()
@@ -55,7 +56,7 @@ class Training:
 
 
 def small(kind: str, data: Dataset) -> Training:
-    """The configuration of the module."""
+    """Make the module's configuration."""
     torch.manual_seed(0)
     model = gpt((LENGTH,), data.num_outputs, depth=DEPTH, width=WIDTH, num_heads=HEADS, tied=False)
     batches = _batches(lambda index: data.train.batch(index), len(data.train), BATCH, torch.device("cpu"))
@@ -63,7 +64,7 @@ def small(kind: str, data: Dataset) -> Training:
 
 
 def large(kind: str, device: torch.device) -> Training:
-    """LLaMA-2-7B's shapes; random weights, made on the device in bf16."""
+    """Make LLaMA-2-7B's shapes, with random weights created on the device in bf16."""
     subject = subject_of(LARGE)
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -96,7 +97,7 @@ def _kept(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def memory(kind: str, data: Dataset) -> Figures:
-    """Of a period and the first steps of the next, after a step that makes the moments: one draw is in it."""
+    """Measure a period and the next one's first steps, with one draw between, after a step that creates the moments."""
     with LiveBytes() as live:
         training = small(kind, data)
         live.name(WEIGHTS, training.model.parameters())
@@ -123,7 +124,7 @@ def memory(kind: str, data: Dataset) -> Figures:
 
 
 def iteration_s(training: Training) -> tuple[float, float]:
-    """Mean over a period: of the clock, and of the process's own time."""
+    """Return the mean over a period, of wall-clock time and of process time."""
     began, own = time.perf_counter(), time.process_time()
     for _ in range(PERIOD):
         training.step()
@@ -133,7 +134,7 @@ def iteration_s(training: Training) -> tuple[float, float]:
 
 
 def on_gpu(repetitions: int) -> Figures:
-    """Peak and time of each, one after the other, since both together do not fit."""
+    """Measure peak and time of each, sequentially, since both do not fit together."""
     device, found = torch.device("cuda"), {}
     for kind in ("full", "lisa"):
         with allocated(device) as given:
@@ -149,7 +150,7 @@ def on_gpu(repetitions: int) -> Figures:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """Memory once, since it repeats itself; times in turn."""
+    """Measure memory once, since it is deterministic, and times in turn."""
     before = machine()
     data = pytext(0, block_length=LENGTH)
     bytes_of = {kind: memory(kind, data) for kind in ("full", "lisa")}

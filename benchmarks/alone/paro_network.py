@@ -1,11 +1,13 @@
-"""PaRO on a two-level network: two machines of two ranks, a slow cable between them, and torch's own ways on the same.
+"""PaRO on a two-level network: two machines of two ranks with a slow cable, compared with torch's own strategies.
 
-The network is `benchmarks.alone.shaped`'s.  Every player takes the same steps of the same model (two matrices of a million float32 weights,
-AdamW, 4 micro-batches of 4 rows, so that there is next to nothing to compute), in turn; each is held against one process on all batches.
+The network is `benchmarks.alone.shaped`'s.  All competitors take the same steps of the same model in turn: two matrices
+of a million float32 weights, AdamW, 4 micro-batches of 4 rows, so that there is almost no computation. Each is checked
+against one process on all batches.
 
-Beside the seconds stands the plan's prediction: `fedsign.sharding.plan` with the rates across the cable, shared by a machine's ranks, and within a
-machine as the ranks measure them inside a collective (`fedsign.sharding.probe`; headers take 5 % of the cable's own), and a step's
-computation as they measure it, added: nothing is done ahead of time here (`benchmarks.alone.paro_prefetch` is about that).
+Results include the plan's prediction: `fedsign.sharding.plan` with the bandwidths that ranks measure inside a
+collective (`fedsign.sharding.probe`; headers take 5 % of the cable's). The bandwidth across the cable is shared by a
+machine's ranks. The measured computation is added, since nothing is prefetched here (see
+`benchmarks.alone.paro_prefetch`).
 """
 
 import json
@@ -39,7 +41,7 @@ _TIMEOUT_S = 1500.0
 
 
 def predicted(player: str, *, across_bps: float, within_bps: float, computing_s: float) -> dict[str, float] | None:
-    """The plan's seconds and bytes of memory; None for players that are not of PaRO."""
+    """Return the plan's seconds and bytes of memory; None for competitors other than PaRO."""
     name, _, rings = player.partition(" ")
     if name not in STRATEGIES:
         return None
@@ -57,14 +59,14 @@ def predicted(player: str, *, across_bps: float, within_bps: float, computing_s:
 
 
 def on_network(net: Cable, megabits: float, players: list[str], repetitions: int) -> Figures:
-    """All players at one rate."""
+    """Play all competitors at one bandwidth."""
     net.shape(megabits)
     given = {"accumulate": ACCUMULATE, "repetitions": repetitions, "players": players}
     return _summed_up(on_machines(net, "benchmarks.alone.paro_rank", given))
 
 
 def on_machines(net: Cable, module: str, given: Figures) -> list[Figures]:
-    """Run a module as the four ranks, two on each machine; what each has written to `rank-N.json` in the folder that it is told."""
+    """Run a module as four ranks, two per machine; return what each wrote to `rank-N.json` in its folder."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         settings = Path(folder) / "settings.json"
         told = {**given, "address": net.address(0), "port": _free_port(), "ranks": RANKS, "folder": folder}
@@ -80,8 +82,8 @@ def on_machines(net: Cable, module: str, given: Figures) -> list[Figures]:
 
 
 def _summed_up(found: list[dict[str, Any]]) -> Figures:
-    """Seconds of the slowest rank; bytes of the cable's both ends together; the most that a rank keeps."""
-    within_bps, across_bps = found[0]["within_bps"], found[0]["across_bps"]  # the same on all
+    """Combine ranks: the slowest rank's seconds, the bytes at both ends of the cable, the largest kept memory."""
+    within_bps, across_bps = found[0]["within_bps"], found[0]["across_bps"]  # the same on all ranks
     computing_s = max(rank["computing_s"] for rank in found)
     players: Figures = {}
     for name in found[0]["players"]:
@@ -115,10 +117,10 @@ def _ratio(players: Figures, slow: str, fast: str) -> dict[str, float]:
 
 
 def measure(path: Path, *, repetitions: int, players: list[str] | None = None) -> None:
-    """All players at both rates.
+    """Play all competitors at both bandwidths.
 
     Raises:
-        EngineError: no namespaces can be made here, or a rank ended.
+        EngineError: network namespaces cannot be created here, or a rank ended.
     """
     before = machine()
     with cable() as net:

@@ -1,4 +1,4 @@
-"""Ways to train one model on several ranks: PaRO's fourteen, and what torch has.
+"""Strategies to train one model on several ranks: PaRO's fourteen, and torch's.
 
 All take the same step: gradients summed over micro-batches and averaged over ranks, then AdamW.
 """
@@ -26,7 +26,7 @@ PER_GROUP = 2
 
 
 def make_model() -> nn.Sequential:
-    """Two matrices of a million weights: messages that a token bucket shapes."""
+    """Make two matrices of a million weights: their messages are large enough for the token bucket to shape."""
     torch.manual_seed(0)
     return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
 
@@ -37,28 +37,28 @@ def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Of every player."""
+    """Make the optimizer that all competitors use."""
     return torch.optim.AdamW(parameters, lr=RATE)
 
 
 class Player(Protocol):
-    """One way to train."""
+    """A way to train."""
 
     def micro_batch(self, features: Tensor, targets: Tensor, share: float, *, is_last: bool) -> None:
-        """Forward and backward; gradients are added up."""
+        """Run forward and backward, accumulating gradients."""
 
     def step(self) -> None:
-        """Update, and forget the gradients."""
+        """Update the weights and clear the gradients."""
 
     def parameters(self) -> list[Tensor]:
-        """All of them, whole; every rank has to ask."""
+        """Return all parameters, unsharded; a collective that every rank must join."""
 
     def kept_bytes(self) -> int:
-        """What this rank keeps between steps, with its gradients."""
+        """Count the bytes that this rank keeps between steps, including gradients."""
 
 
 class Ours:
-    """PaRO, nothing ahead of time: see `benchmarks.alone.paro_prefetch`."""
+    """PaRO without prefetching; see `benchmarks.alone.paro_prefetch`."""
 
     def __init__(self, strategy: str, rings: Rings) -> None:
         grouping = Grouping.of(ranks=dist.get_world_size(), per_group=PER_GROUP)
@@ -72,24 +72,24 @@ class Ours:
         )
 
     def micro_batch(self, features: Tensor, targets: Tensor, share: float, *, is_last: bool) -> None:
-        """See Player."""
+        """Run forward and backward in the sharded engine."""
         (loss_of(self.sharded(features), targets) * share).backward()
 
     def step(self) -> None:
-        """See Player."""
+        """Update this rank's shards."""
         self.sharded.step()
 
     def parameters(self) -> list[Tensor]:
-        """See Player."""
+        """Gather all parameters."""
         return list(self.sharded.full_state_dict().values())
 
     def kept_bytes(self) -> int:
-        """See Player."""
+        """Count shards, gradients and optimizer state."""
         return self.sharded.kept_bytes()
 
 
 class Torchs:
-    """What torch has, around a model that it has wrapped; `syncs` says when gradients travel."""
+    """torch's wrappers around a model; `syncs` says when gradients are communicated."""
 
     def __init__(
         self,
@@ -100,21 +100,21 @@ class Torchs:
         self._model, self._optimizer, self._syncs = model, optimizer, syncs
 
     def micro_batch(self, features: Tensor, targets: Tensor, share: float, *, is_last: bool) -> None:
-        """See Player."""
+        """Run forward and backward, communicating gradients only when due."""
         with self._syncs(is_last):
             (loss_of(self._model(features), targets) * share).backward()
 
     def step(self) -> None:
-        """See Player."""
+        """Step torch's optimizer."""
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
     def parameters(self) -> list[Tensor]:
-        """See Player."""
+        """Return the wrapped model's parameters, gathered."""
         return [_whole(parameter) for parameter in self._model.parameters()]
 
     def kept_bytes(self) -> int:
-        """See Player."""
+        """Count local parameters, gradients and optimizer state."""
         parameters = list(self._model.parameters())
         inner = self._optimizer.optim if isinstance(self._optimizer, ZeroRedundancyOptimizer) else self._optimizer
         states = [value for state in inner.state.values() for value in state.values() if isinstance(value, Tensor)]
@@ -131,20 +131,20 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def ddp() -> Player:
-    """Gradients travel once a step."""
+    """DDP, communicating gradients once per step."""
     model = DistributedDataParallel(make_model())
     return Torchs(model, adamw(model.parameters()), lambda is_last: nullcontext() if is_last else model.no_sync())
 
 
 def zero_1() -> Player:
-    """DDP, whose optimizer's states are shared out by whole parameters."""
+    """DDP with ZeroRedundancyOptimizer, which partitions optimizer states by whole parameters."""
     model = DistributedDataParallel(make_model())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=RATE)
     return Torchs(model, optimizer, lambda is_last: nullcontext() if is_last else model.no_sync())
 
 
 def fsdp(*, mesh: tuple[int, ...] = (), keeps_parameters: bool = False, syncs_once: bool = False) -> Player:
-    """FSDP2; on a 2-D mesh sharded within groups; ZeRO-2, if parameters stay from the step's first micro-batch to its last."""
+    """FSDP2. A 2-D mesh shards within groups. Parameters kept throughout a step make it ZeRO-2."""
     shape = mesh or (dist.get_world_size(),)
     grid = init_device_mesh("cpu", shape, mesh_dim_names=("across", "within")[-len(shape) :])
     model = make_model()

@@ -1,9 +1,11 @@
-"""PaRO with and without prefetching, where there is about as much to compute as to send: `benchmarks.alone.paro_network`'s two machines.
+"""PaRO with and without prefetching, where computation and communication take about equally long.
 
-    python -m benchmarks.alone.paro_prefetch SETTINGS.json RANK      (a rank; `make bench WORKS=paro_prefetch` starts them)
+    python -m benchmarks.alone.paro_prefetch SETTINGS.json RANK      (a rank; `make bench WORKS=paro_prefetch` starts
+    them)
 
-A stack of matrices, units of 2.4 MB, whose blocks are larger than the bucket's burst.  Each strategy takes the same steps with and without,
-in turn; in the end both have the same bits.  Four ranks compute on the cores that there are, so the computation of a step is measured, too.
+The network is `benchmarks.alone.paro_network`'s. The model is a stack of matrices in units of 2.4 MB, whose blocks are
+larger than the bucket's burst.  Each strategy takes the same steps with and without prefetching, in turn, and both end
+with the same bits.  Four ranks share this machine's cores, so a step's computation is measured, too.
 """
 
 import json
@@ -33,13 +35,13 @@ WIDTH, LAYERS, ROWS, ACCUMULATE, STEPS = 768, 6, 256, 2, 2
 
 
 def make_model() -> nn.Sequential:
-    """The same on every rank."""
+    """Make the same model on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
 
 
 def batches(rank: int) -> list[tuple[Tensor, Tensor]]:
-    """A rank's micro-batches of a step; the same in every step."""
+    """Return a rank's micro-batches, the same in every step."""
     draws = torch.Generator().manual_seed(rank)
     return [
         (torch.randn(ROWS, WIDTH, generator=draws), torch.randn(ROWS, WIDTH, generator=draws))
@@ -48,7 +50,7 @@ def batches(rank: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def engine(player: str, *, prefetch: bool) -> Sharded:
-    """One way to train."""
+    """Return one way to train."""
     strategy, _, rings = player.partition(" ")
     return Sharded(
         make_model(),
@@ -61,14 +63,14 @@ def engine(player: str, *, prefetch: bool) -> Sharded:
 
 
 def take_step(sharded: Sharded, own: list[tuple[Tensor, Tensor]]) -> None:
-    """One step."""
+    """Take one step."""
     for features, targets in own:
         (loss_of(sharded(features), targets) / len(own)).backward()
     sharded.step()
 
 
 def played(player: str, rank: int, *, prefetch: bool) -> tuple[float, dict[str, Tensor]]:
-    """Seconds a step, after one that warms up and shows the order of units; the parameters in the end."""
+    """Return seconds per step, after a warm-up step that also records the order of units, and the final parameters."""
     sharded, own = engine(player, prefetch=prefetch), batches(rank)
     take_step(sharded, own)
     dist.barrier()
@@ -80,7 +82,7 @@ def played(player: str, rank: int, *, prefetch: bool) -> tuple[float, dict[str, 
 
 
 def computing_s(rank: int) -> float:
-    """A step without any communication, on all ranks at once."""
+    """Time a step without any communication, on all ranks at once."""
     model = make_model()
     optimizer, taken = adamw(model.parameters()), []
     for _ in range(3):
@@ -95,7 +97,7 @@ def computing_s(rank: int) -> float:
 
 
 def main(path: Path, rank: int) -> None:
-    """A rank: with and without by turns; which of the two begins changes from one repetition to the next."""
+    """Run a rank, with and without prefetching in turn, in alternating order."""
     given = json.loads(path.read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -117,7 +119,7 @@ def main(path: Path, rank: int) -> None:
 
 
 def _summed_up(found: list[Figures]) -> Figures:
-    """Seconds of the slowest rank; the ratio of neighbors in time."""
+    """Combine ranks: the slowest rank's seconds, and ratios of adjacent measurements."""
     players: Figures = {}
     for name in found[0]["players"]:
         turns = list(zip(*(rank["players"][name] for rank in found), strict=True))
@@ -133,10 +135,10 @@ def _summed_up(found: list[Figures]) -> Figures:
 def measure(
     path: Path, *, repetitions: int, players: tuple[str, ...] = PLAYERS, megabits: tuple[int, ...] = MEGABITS
 ) -> None:
-    """All players at all rates.
+    """Play all competitors at all bandwidths.
 
     Raises:
-        EngineError: no namespaces can be made here, or a rank ended.
+        EngineError: network namespaces cannot be created here, or a rank ended.
     """
     before, rates = machine(), {}
     with cable() as net:

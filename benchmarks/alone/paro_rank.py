@@ -1,9 +1,9 @@
-"""A rank of `benchmarks.alone.paro_network`: plays every player in turn, for a repetition and another, and says what it took.
+"""A rank of `benchmarks.alone.paro_network`: plays every competitor in turn, repeatedly, and reports measurements.
 
     python -m benchmarks.alone.paro_rank SETTINGS.json RANK
 
-Two steps of a player after one that warms up; between players all ranks wait for each other.  Rank 0, and the first rank of the other
-machine, read the counters of their end of the cable.
+Each play is two steps after a warm-up step; a barrier separates plays.  Rank 0, and the first rank of the other
+machine, read the byte counters of their end of the cable.
 """
 
 import json
@@ -26,7 +26,7 @@ ROWS, STEPS = 4, 2
 
 
 def batches(rank: int, accumulate: int) -> list[tuple[Tensor, Tensor]]:
-    """A rank's micro-batches of a step; the same in every step."""
+    """Return a rank's micro-batches, the same in every step."""
     draws = torch.Generator().manual_seed(rank)
     return [
         (torch.randn(ROWS, WIDTH, generator=draws), torch.randn(ROWS, WIDTH, generator=draws))
@@ -35,14 +35,14 @@ def batches(rank: int, accumulate: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def take_step(player: Player, own: list[tuple[Tensor, Tensor]]) -> None:
-    """One step."""
+    """Take one step."""
     for number, (features, targets) in enumerate(own, start=1):
         player.micro_batch(features, targets, 1 / len(own), is_last=number == len(own))
     player.step()
 
 
 def alone(ranks: int, accumulate: int) -> list[Tensor]:
-    """The parameters after as many steps as a player takes, by one process on the batches of all ranks."""
+    """Return the reference parameters: the same number of steps in one process, on the batches of all ranks."""
     model = make_model()
     optimizer = adamw(model.parameters())
     every = [batch for rank in range(ranks) for batch in batches(rank, accumulate)]
@@ -55,7 +55,7 @@ def alone(ranks: int, accumulate: int) -> list[Tensor]:
 
 
 def played(name: str, rank: int, accumulate: int, expected: list[Tensor]) -> dict[str, Any]:
-    """One player's steps: their seconds, what went through the cable, what it keeps, how far it is from one process."""
+    """Play one competitor; return seconds, bytes through the cable, kept memory, and the distance to the reference."""
     player = PLAYERS[name]()
     own = batches(rank, accumulate)
     take_step(player, own)
@@ -69,13 +69,13 @@ def played(name: str, rank: int, accumulate: int, expected: list[Tensor]) -> dic
     moved = sum(float((one - other).square().sum()) for one, other in zip(expected, first, strict=True)) ** 0.5
     found = player.parameters()
     away = sum(float((one - other).square().sum()) for one, other in zip(found, expected, strict=True)) ** 0.5
-    for features, targets in own:  # gradients are there when most is kept
+    for features, targets in own:  # with gradients, when kept memory is largest
         player.micro_batch(features, targets, 1 / accumulate, is_last=False)
     return {"seconds": seconds, "cable_bytes": cable_bytes, "kept_bytes": player.kept_bytes(), "error": away / moved}
 
 
 def computing_s(rank: int, accumulate: int) -> float:
-    """A step without any communication, on all ranks at once: the model and its optimizer on each."""
+    """Time a step without communication, on all ranks at once, each with the whole model and its optimizer."""
     model = make_model()
     optimizer = adamw(model.parameters())
     taken = []
@@ -91,7 +91,7 @@ def computing_s(rank: int, accumulate: int) -> float:
 
 
 def main(path: Path, rank: int) -> None:
-    """See the module."""
+    """Run a rank."""
     given = json.loads(path.read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     dist.init_process_group(

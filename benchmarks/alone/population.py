@@ -1,9 +1,9 @@
-"""A population of a thousand to a million virtual clients: start, memory and milliseconds of a round, in turn.
+"""Populations of a thousand to a million virtual clients: startup, memory and milliseconds per round, in turn.
 
-W1's model and training (digits, MLP 64-64-10, 10 clients a round, batches of 16, 1 epoch) with 14 virtual samples for each
-client, the cohort path, and the default checkpoints; once without client state (FedAvg) and once with (FedDyn).
-Each figure comes from a process of its own, forked where all is imported, played by `simulations.run` as `fedsign run` does it.
-Populations take turns, so that a busy machine disturbs all alike; figures are given as they are, and as ratios to the smallest
+W1's model and training (digits, MLP 64-64-10, 10 clients per round, batches of 16, 1 epoch) with 14 virtual samples per
+client, the cohort path, and default checkpoints; once without client state (FedAvg) and once with (FedDyn).
+Each measurement is a separate process, forked after all imports and played by `simulations.run` like `fedsign run`.
+Populations take turns, so that other load affects all of them alike. Results are absolute, and relative to the smallest
 population of the same turn.
 """
 
@@ -36,7 +36,7 @@ FIGURES = ("start_s", "start_thread_s", "wall_ms", "thread_ms", "peak_mib", "pea
 
 
 class Clock(Callback):
-    """Notes when a round has ended, by the wall's clock and the thread's."""
+    """Records when rounds end, in wall-clock and thread time."""
 
     def __init__(self) -> None:
         self.times: list[tuple[float, float]] = []
@@ -46,7 +46,7 @@ class Clock(Callback):
 
 
 def experiment(num_clients: int, strategy: str, root: str) -> dict[str, Any]:
-    """What is run."""
+    """Return the experiment to run."""
     return {
         "name": "population",
         "rounds": ROUNDS,
@@ -61,7 +61,7 @@ def experiment(num_clients: int, strategy: str, root: str) -> dict[str, Any]:
 
 
 def play(num_clients: int, strategy: str) -> dict[str, float]:
-    """In a process of its own: start from the end of the imports to the end of the first round, means of later rounds."""
+    """Measure, in a separate process, startup up to the end of the first round, and the means of later rounds."""
     torch.set_num_threads(1)
     clock = Clock()
     times = clock.times
@@ -73,7 +73,7 @@ def play(num_clients: int, strategy: str) -> dict[str, float]:
     return {
         "start_s": times[0][0] - started_at,
         "start_thread_s": times[0][1] - thread_started_at,
-        "wall_ms": statistics.fmean(wall for wall, _ in rounds),  # the mean: checkpoints are in some rounds only
+        "wall_ms": statistics.fmean(wall for wall, _ in rounds),  # mean, since only some rounds write checkpoints
         "thread_ms": statistics.fmean(cpu for _, cpu in rounds),
         "peak_mib": _peak_mib(),
         "peak_beyond_imports_mib": _peak_mib() - imported_mib,
@@ -82,7 +82,7 @@ def play(num_clients: int, strategy: str) -> dict[str, float]:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """All populations and strategies in turn, `repetitions` times."""
+    """Play all populations and strategies in turn, `repetitions` times."""
     before = machine()
     found: dict[str, dict[int, list[dict[str, float]]]] = {
         name: {num: [] for num in POPULATIONS} for name in STRATEGIES

@@ -1,7 +1,7 @@
-"""Two machines and a slow cable: network namespaces joined by a veth pair, each end of it shaped with tc's token bucket.
+"""Two machines and a slow cable: network namespaces joined by a veth pair, both ends shaped by tc's token bucket.
 
-Needs root and iproute2.  Ranks in one namespace talk over its loopback, fast; across, at the rate that was set.  Messages below the
-bucket's burst pass unshaped.  Everything is taken down in any case, by name.
+Needs root and iproute2.  Ranks in the same namespace use its fast loopback; traffic between namespaces is limited to
+the given rate.  Messages smaller than the bucket's burst pass unshaped.  Everything is removed at the end, by name.
 """
 
 import shutil
@@ -21,7 +21,7 @@ _BURST_BYTES, _LATENCY_MS = 131_072, 400
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """Its two ends."""
+    """Both ends of the cable."""
 
     tag: str
 
@@ -31,35 +31,35 @@ class Cable:
         return f"fedsign-{self.tag}-0", f"fedsign-{self.tag}-1"
 
     def address(self, host: int) -> str:
-        """Of an end."""
+        """Return the address of an end."""
         return f"10.78.0.{host + 1}"
 
     def inside(self, host: int, command: Sequence[str]) -> list[str]:
-        """The same command, on that machine."""
+        """Return a command that runs on that machine."""
         return ["ip", "netns", "exec", self.hosts[host], *command]
 
     def shape(self, megabits: float) -> None:
-        """Both directions at so many Mbit/s."""
+        """Limit both directions to a rate."""
         for host in self.hosts:
             bucket = f"rate {megabits}mbit burst {_BURST_BYTES} latency {_LATENCY_MS}ms".split()
             _run("tc", "-n", host, "qdisc", "replace", "dev", DEVICE, "root", "tbf", *bucket)
 
 
 class Sent(NamedTuple):
-    """What a machine has put into the cable so far, as its kernel counts it."""
+    """What a machine has sent over the cable so far, by its kernel's counters."""
 
     num_bytes: int
-    """With the headers of Ethernet, IP and TCP, each segment's once."""
+    """Bytes including Ethernet, IP and TCP headers, once per segment."""
     num_segments: int
-    """As TCP hands them to the device, which may be larger than a packet."""
+    """Packets as handed to the device, which with segmentation offload exceed the MTU."""
 
     def since(self, before: "Sent") -> "Sent":
-        """Without what was sent before."""
+        """Return the difference to an earlier reading."""
         return Sent(self.num_bytes - before.num_bytes, self.num_segments - before.num_segments)
 
 
 def sent() -> Sent:
-    """Of the machine that this process is on; nothing where there is no cable."""
+    """Read the counters of this process's machine; zeros without a cable."""
     for line in Path("/proc/net/dev").read_text(encoding="utf-8").splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == DEVICE:
@@ -70,10 +70,10 @@ def sent() -> Sent:
 
 @contextmanager
 def cable() -> Iterator[Cable]:
-    """A cable that is not slow yet.
+    """Set up a cable, unshaped at first.
 
     Raises:
-        EngineError: no namespaces can be made here.
+        EngineError: network namespaces cannot be created here.
     """
     if shutil.which("ip") is None or shutil.which("tc") is None:
         raise EngineError("the programs 'ip' and 'tc' were not found; install iproute2 (apt-get install iproute2).")
@@ -89,7 +89,7 @@ def cable() -> Iterator[Cable]:
             _run("ip", "-n", host, "link", "set", DEVICE, "up")
         yield made
     finally:
-        for host in made.hosts:  # devices go with their namespaces
+        for host in made.hosts:  # deleting a namespace deletes its devices
             subprocess.run(["ip", "netns", "del", host], capture_output=True, check=False)
 
 

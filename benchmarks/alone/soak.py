@@ -1,9 +1,10 @@
-"""A long run on a SuperLink whose sites come and go: does anything grow that should not?
+"""A soak test: a long run on a SuperLink whose sites come and go. Does anything grow that should not?
 
-Three sites, TLS and keys, each program a process of its own.  At seeded times a site is stopped, killed, or halted as if its cable
-were pulled (SIGSTOP), and is back some seconds later; one that replies is left alone.  Flower's pauses are as short as in the tests
-(tests/impatient).  Every few seconds the memory and open files of the SuperLink and of the ServerApp are read, and the sizes of what
-is on the disk, but for the records of the run, which grow by a line a round, and logs, which are cut at 40 MiB.
+Three sites, with TLS and keys, each program in its own process.  At seeded times a site is stopped, killed, or
+suspended (SIGSTOP) as if its cable were pulled; it returns seconds later. Sites are left alone while they reply.
+Flower's polling intervals are as short as in the tests (tests/impatient).  Every few seconds, the memory and open files
+of SuperLink and ServerApp are recorded, and the sizes of files. Not counted are the run's records, which grow by a line
+per round, and logs, which are limited to 40 MiB.
 """
 
 import os
@@ -30,7 +31,7 @@ from simulations.deployment.membership import answers, process_of
 from simulations.deployment.running import end, free_port, recorded, with_descendants
 
 NAME = "soak"
-ROUNDS, WARM_UP = 2_000, 200  # the end is compared with what was there after the warm-up
+ROUNDS, WARM_UP = 2_000, 200  # the end is compared with the state after the warm-up
 SITES = ("berlin", "hamburg", "leipzig")
 UP_S, DOWN_S, STARTS_S, SAMPLE_S = 60.0, 5.0, 15.0, 5.0  # the first two are means
 WAYS = ("stopped", "killed", "halted")
@@ -55,7 +56,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Site:
-    """A site's SuperNode, which something happens to at seeded times."""
+    """A site's SuperNode, disturbed at seeded times."""
 
     def __init__(self, kit: Path, rng: np.random.Generator) -> None:
         self._kit, self._rng = kit, rng
@@ -65,16 +66,16 @@ class Site:
 
     @property
     def is_up(self) -> bool:
-        """Whether it is there."""
+        """Whether it is running."""
         return self._process is not None and not self._halted
 
     @property
     def replies(self) -> bool:
-        """Whether it has had the time to start, too."""
+        """Whether it has had time to start, too."""
         return self.is_up and time.monotonic() > self._came_at + STARTS_S
 
     def come(self) -> None:
-        """Start, or go on."""
+        """Start or resume it."""
         if not self._halted:
             self._process = start(self._kit.parents[2], "deploy", "start", str(self._kit))
         send(self._halted, signal.SIGCONT)
@@ -83,7 +84,7 @@ class Site:
         self.acts_at = time.monotonic() + float(self._rng.exponential(UP_S))
 
     def go(self, way: str) -> None:
-        """See WAYS."""
+        """Take it down in one of WAYS."""
         if way == "halted":
             self._halted = self._family()
             send(self._halted, signal.SIGSTOP)
@@ -93,7 +94,7 @@ class Site:
         self.acts_at = time.monotonic() + float(self._rng.exponential(DOWN_S))
 
     def end(self) -> None:
-        """In good order, if it is there."""
+        """Stop it cleanly, if it is running."""
         send(self._halted, signal.SIGCONT)
         end(self._family())
         if self._process is not None:
@@ -107,7 +108,7 @@ class Site:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """One run, however many repetitions are asked for."""
+    """Play one run, whatever the number of repetitions."""
     before, rng = machine(), np.random.default_rng(18)
     happened: Counter[str] = Counter()
     samples: list[Mapping[str, float]] = []
@@ -160,7 +161,7 @@ def measure(path: Path, *, repetitions: int) -> None:
 
 @contextmanager
 def federated() -> Iterator[Federation]:
-    """A federation of the sites, whose SuperLink is up."""
+    """Set up a federation of the sites, with its SuperLink running."""
     with tempfile.TemporaryDirectory() as folder:
         names = [part for name in SITES for part in ("--site", name)]
         address = ["--host", "localhost", "--bind", "127.0.0.1", "--port", str(free_port())]
@@ -177,7 +178,7 @@ def federated() -> Iterator[Federation]:
 
 
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
-    """`fedsign ARGUMENTS` there, in a process of its own."""
+    """Run `fedsign ARGUMENTS` in a folder, in a separate process."""
     paths = [str(_ROOT / "tests" / "impatient"), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (folder / "said").open("ab") as said:
         return subprocess.Popen(
@@ -191,20 +192,20 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
 
 
 def send(processes: set[psutil.Process], number: signal.Signals) -> None:
-    """A signal to those that are still there."""
+    """Send a signal to the processes that are alive."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
 def run_of(federation: Federation) -> RunFolder:
-    """The run, once it has begun."""
+    """Return the run, once it has begun."""
     (config,) = federation.folder.parent.glob("runs/*/*/config.toml")
     return RunFolder(config.parent)
 
 
 def look_at(federation: Federation) -> dict[str, float]:
-    """What is there now; empty before the first round."""
+    """Return current sizes; empty before the first round."""
     try:
         run = run_of(federation)
         link, app = process_of(federation), recorded(run.path / PID)
@@ -226,10 +227,10 @@ def look_at(federation: Federation) -> dict[str, float]:
 
 
 def size_of(folder: Path) -> float:
-    """In MiB, without records and logs, which have a limit."""
+    """Return a folder's size in MiB, without records and logs."""
     total = 0
     for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # it is gone meanwhile
+        with suppress(FileNotFoundError):  # deleted meanwhile
             total += (
                 path.stat().st_size if path.is_file() and path.suffix != ".jsonl" and path.parent.name != "logs" else 0
             )
@@ -237,7 +238,7 @@ def size_of(folder: Path) -> float:
 
 
 def grown(samples: list[Mapping[str, float]], name: str) -> dict[str, float]:
-    """Medians after the warm-up and at the end, each over a tenth of the rounds, and the largest value."""
+    """Return medians after the warm-up and at the end, each over a tenth of the rounds, and the maximum."""
 
     def median(first: int) -> float:
         return statistics.median(each[name] for each in samples if first < each["round"] <= first + ROUNDS / 10)

@@ -1,10 +1,11 @@
-"""When compressed rows (CSR) pay for sparse layers, forward and backward together, on one thread.
+"""When compressed rows (CSR) pay off for sparse layers, forward and backward together, on one thread.
 
-- A layer of W inputs and W outputs under a random mask, a batch of so many rows: outputs, gradients of inputs and of weights. Whole products
-  (`nn.Linear`, gradients masked) and compressed ones (`fedsign.parameterisation.products`) in turn; the ratio of neighbors.
-- A whole training step of the recipes' language model, packed AdamW, whose embeddings, head and attention are not sparse.
+- A layer of W inputs and W outputs under a random mask, by batch size: outputs, gradients of inputs and of weights.
+    Dense products (`nn.Linear`, gradients masked) and compressed ones (`fedsign.parameterisation.products`) in turn;
+    ratios of adjacent measurements.
+- A whole training step of the recipes' language model with packed AdamW; embeddings, head and attention are dense.
 
-What the rule of `engine.sparse_products=auto` says of each layer is written beside it.
+Results include the choice of `engine.sparse_products=auto` for each layer.
 """
 
 import time
@@ -29,11 +30,11 @@ NAME = "sparse"
 WIDTHS, ROWS = (256, 512, 1024, 2048), (64, 1024)
 DENSITIES = tuple(1 / 2**power for power in range(2, 9))
 STEPS = tuple((width, density) for width in (256, 512) for density in (1 / 4, 1 / 16, 1 / 64))
-_LEAST_S = 0.02  # of calls that are timed together
+_LEAST_S = 0.02  # of calls timed together
 
 
 def layer(width: int, density: float, rows: int) -> tuple[dict[str, Callable[[], None]], bool]:
-    """Both ways through a layer and back, and which of them the rule takes."""
+    """Return both products' forward and backward passes, and which one the rule chooses."""
     mask = mask_of(0, "weight", (width, width), density)
     module = nn.Linear(width, width, bias=False)
     with torch.no_grad():
@@ -50,7 +51,7 @@ def layer(width: int, density: float, rows: int) -> tuple[dict[str, Callable[[],
 
 
 def step(width: int, density: float, products: str) -> Callable[[], None]:
-    """A training step of 8 rows of 128 characters."""
+    """Return a training step of 8 rows of 128 characters."""
     changes = {
         "client": {"optimizer": {"name": "packed_adamw"}},
         "parameterisation": {"density": density},
@@ -73,7 +74,9 @@ def step(width: int, density: float, products: str) -> Callable[[], None]:
 
 
 def in_turn(players: dict[str, Callable[[], None]], repetitions: int) -> Figures:
-    """Seconds of a call of the clock, and ratios of neighbors, of the clock and of the processor's time; one repetition warms up."""
+    """Return seconds per call, and ratios of adjacent wall-clock and process times; the first repetition is a warm-
+    up.
+    """
     calls = {name: _calls(play) for name, play in players.items()}
     taken = [{name: _timed(play, calls[name]) for name, play in players.items()} for _ in range(repetitions + 1)][1:]
     return {
@@ -111,7 +114,7 @@ def _steps(repetitions: int) -> Iterator[Figures]:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """Each in turn, one after another."""
+    """Measure layers, then steps."""
     before = machine()
     result: dict[str, Any] = {
         **result_head(NAME, "Products of sparse layers", before, repetitions),

@@ -1,14 +1,14 @@
-"""What a sparse client's round costs beside a dense one's: time for a local step, and bytes that travel.
+"""A sparse client's round compared with a dense one's: time per local step, and bytes sent.
 
-The model and the optimizer of `simulations.recipes.smupar.federated_smupar` at width 256: 2 blocks, heads of 32, characters of `pytext`, AdamW.  A
-player trains one client for a round of 20 local steps; what is timed is all that the client does in it, so that making whole tensors of rows and
-rows of whole tensors is in the steps' time.
+Model and optimizer are those of `simulations.recipes.smupar.federated_smupar` at width 256: 2 blocks, heads of 32,
+characters of `pytext`, AdamW.  Each competitor trains one client for a round of 20 local steps. The time covers all of
+the client's work, including unpacking rows into whole tensors and packing them again.
 
 - dense:       density 1, torch's AdamW;
-- masked 1/d:  density 1/d, torch's AdamW on whole tensors, products of whole matrices: what the masks alone cost;
-- packed 1/d:  density 1/d, `packed_adamw`, which keeps moments for the weights that there are, and products as `auto` takes them.
+- masked 1/d:  density 1/d, torch's AdamW on whole tensors, dense products: the cost of the masks alone;
+- packed 1/d:  density 1/d, `packed_adamw`, which keeps moments for nonzero weights only, and products chosen by `auto`.
 
-All play in turn, again and again; the ratio is that of each player to the dense one of the same turn.
+All take turns; ratios are to the dense client of the same turn.
 """
 
 import time
@@ -33,7 +33,7 @@ PLAYERS = ["dense", *(f"{kind} 1/{share}" for share in SHARES for kind in ("mask
 
 
 def experiment(player: str) -> ExperimentConfig:
-    """See the module."""
+    """Return a competitor's experiment."""
     kind, _, share = player.partition(" 1/")
     optimizer = "packed_adamw" if kind == "packed" else "adamw"
     return from_dict(
@@ -59,7 +59,7 @@ def experiment(player: str) -> ExperimentConfig:
 
 
 class Client:
-    """One that has received the first model."""
+    """A client that has received the initial model."""
 
     def __init__(self, player: str, states: ClientStore) -> None:
         workload = Workload(experiment(player))
@@ -75,7 +75,7 @@ class Client:
         self.num_bytes = sum(tensor.nbytes for tensor in self._request.tensors.values())
 
     def step_s(self) -> tuple[float, float]:
-        """A round's time by its steps: of the clock, and of the process's own time."""
+        """Return a round's time per step, in wall-clock and process time."""
         began, own = time.perf_counter(), time.process_time()
         reply = self._trainer.train(self._request, self._states)
         taken = (time.perf_counter() - began) / STEPS, (time.process_time() - own) / STEPS
@@ -85,7 +85,7 @@ class Client:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """All players in turn, besides one turn that warms up."""
+    """Play all competitors in turn, after a warm-up turn."""
     before = machine()
     taken: dict[str, list[tuple[float, float]]] = {player: [] for player in PLAYERS}
     with TemporaryDirectory() as folder:

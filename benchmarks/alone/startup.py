@@ -1,7 +1,7 @@
-"""From the command to the end of the first round, and how much of that is the import of torch, Flower and the data library.
+"""Startup: from the command to the end of the first round, compared with only importing torch, Flower and scikit-learn.
 
-`fedsign run` on the default experiment, one round; the end of the round is when its line was written to rounds.jsonl.  In turn with a
-Python that only imports what FedSign imports of torch, flwr and scikit-learn.
+`fedsign run` on the default experiment, one round, which ends when its record is in rounds.jsonl.  In turn with a
+Python that only imports what FedSign imports from torch, flwr and scikit-learn.
 """
 
 import json
@@ -22,7 +22,7 @@ IMPORTS = "import torch, flwr.app, flwr.clientapp, flwr.serverapp, flwr.serverap
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """Both in turn, after one of each to warm up the disk's cache."""
+    """Measure both in turn, after one of each to warm up the page cache."""
     before = machine()
     commands, imports, processor = [], [], []
     for repetition in range(repetitions + 1):
@@ -48,7 +48,7 @@ def measure(path: Path, *, repetitions: int) -> None:
 
 
 def first_round_s() -> tuple[float, float]:
-    """Seconds from the start of the process to the line of the first round, and processor seconds to its end."""
+    """Return seconds from the start of the process to the first record, and processor seconds to its end."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.time()
         command = [sys.executable, "-c", "from simulations.cli import main; main()", "run", "--set", "rounds=1"]
@@ -58,14 +58,14 @@ def first_round_s() -> tuple[float, float]:
 
 
 def imports_s() -> tuple[float, float]:
-    """Seconds and processor seconds of a Python that only imports."""
+    """Return wall-clock and processor seconds of a Python that only imports."""
     began = time.time()
     cpu_s = _run([sys.executable, "-c", IMPORTS])
     return time.time() - began, cpu_s
 
 
 def _run(command: list[str]) -> float:
-    """The processor seconds of a command."""
+    """Return a command's processor seconds."""
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True, env=environment, cwd=ROOT)

@@ -1,8 +1,8 @@
-"""Who plays: a table of players.  A new row is one value here, and one file if it is played in a new way.
+"""The table of competitors. To add one, add a value here, and a module if it runs in a new way.
 
-`module` is a file of this folder, started as `python -m benchmarks.players.<module>` in the player's own Python.  `settings`
-are handed to it; for `ours` they are changes to the work's experiment.  `environment` names the requirements in
-benchmarks/peers; None is the Python of FedSign itself.
+`module` is a file of this folder, started as `python -m benchmarks.players.<module>` by the competitor's own Python.
+`settings` are passed to it; for `ours` they are changes to the workload's experiment.  `environment` names the
+requirements in benchmarks/peers; None is FedSign's own Python.
 """
 
 from dataclasses import dataclass, field
@@ -11,9 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Player:
-    """One row of every table.  `refused` names works that it cannot play, with the reason.
+    """A row of every table. `refused`: workloads that it cannot play, with the reason.
 
-    `works` are those that it is for: a player of another precision has no place where all have to end at the same loss.
+    `works`: the workloads it is meant for. A competitor of another precision is excluded where all must reach the same
+    loss.
     """
 
     name: str
@@ -21,10 +22,10 @@ class Player:
     module: str
     settings: dict[str, Any] = field(default_factory=dict)
     environment: str | None = None
-    one_process: bool = True  # then its processor time is all of it, and can be compared too
+    one_process: bool = True  # if so, its processor time is complete and comparable
     refused: dict[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "cuda")
-    works: tuple[str, ...] = ()  # none: all
+    works: tuple[str, ...] = ()  # empty: all
 
 
 BARE = "bare_loop"
@@ -92,7 +93,7 @@ PLAYERS: tuple[Player, ...] = (
 
 
 def player_named(name: str) -> Player:
-    """The row of a name."""
+    """Return a competitor by name."""
     found = {player.name: player for player in PLAYERS}
     if name not in found:
         raise SystemExit(f"there is no player '{name}'; expected is one of {', '.join(found)}.")

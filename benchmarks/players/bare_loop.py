@@ -1,6 +1,7 @@
-"""The loop that everybody writes first: copy the model, train each client, add up, evaluate.  No records, no checks, no disk.
+"""The loop that everybody writes first: copy the model, train each client, add up, evaluate.
 
-One working model; nothing is rebuilt but the optimizer.  It is what ratios are taken to.
+No records, no checks, no disk. It uses one working model and creates only the optimizer anew. It is the baseline of
+ratios.
 """
 
 import torch
@@ -11,12 +12,12 @@ from benchmarks.task import Task
 
 
 def main() -> None:
-    """Play the work."""
+    """Play the workload."""
     given = arguments()
     task, watch = Task(given.work, torch.device(given.device)), Stopwatch()
     network = task.make_network()
     served = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    task.clients if task.num_clients <= 10_000 else task.train  # noqa: B018 - made before the clock starts
+    task.clients if task.num_clients <= 10_000 else task.train  # noqa: B018 - cached before the clock starts
     torch.manual_seed(task.seed)
     loss = accuracy = float("nan")
     watch.mark()

@@ -1,7 +1,7 @@
 """FedLab 1.3: StandalonePipeline with SGDSerialClientTrainer and SyncServerHandler, evaluation after each round.
 
-Its trainer takes batches from whatever a FedDataset gives as a loader; ours gives tensors that are cut already, since a
-DataLoader that collates sample by sample would be several times slower.  It sends and averages parameters, not buffers.
+Its trainer takes batches from any loader of a FedDataset. Ours yields precut tensors, because a DataLoader that
+collates sample by sample would be several times slower.  FedLab sends and averages parameters, but no buffers.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from benchmarks.task import Task
 
 
 def main() -> None:
-    """Play the work."""
+    """Play the workload."""
     given = arguments()
     _make_torchvision_importable()
     from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
@@ -46,8 +46,8 @@ def main() -> None:
     handler: Any = Handler(task.make_network(), task.rounds, ratio, cuda=cuda)
     trainer: Any = SGDSerialClientTrainer(task.make_network(), task.num_clients, cuda=cuda)
     trainer.setup_dataset(Loaders())
-    trainer.setup_optim(1, task.batch_size, task.lr)  # the loader holds all epochs
-    task.clients if task.num_clients <= 10_000 else task.train  # noqa: B018 - made before the clock starts
+    trainer.setup_optim(1, task.batch_size, task.lr)  # the loader yields all epochs
+    task.clients if task.num_clients <= 10_000 else task.train  # noqa: B018 - cached before the clock starts
     torch.manual_seed(task.seed)
     pipeline: Any = Pipeline(handler, trainer)
     watch.mark()
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _make_torchvision_importable() -> None:
-    """FedLab imports torchvision, which beside a CPU-only torch lacks the schemas of two operators."""
+    """Register the schemas of two operators that torchvision, imported by FedLab, misses beside a CPU-only torch."""
     try:
         importlib.import_module("torchvision")
     except RuntimeError:

@@ -1,10 +1,10 @@
-"""What is left when nothing but the arithmetic is done: what a faster simulator of this work could still gain.
+"""The floor: only the arithmetic, to show what a faster simulator of this workload could still gain.
 
-Chains of linear layers: a cohort is one stack of tensors, its batches are gathered before the clock starts, and the gradients are
-written out by hand; clients stand in the order of their steps, so that a step takes a prefix of the stack.
-Other networks: one client after another, forward, backward and update, in channels-last where the device is a CPU, without
-an optimizer's bookkeeping.
-Both give what the bare loop gives, by the same batches.
+Chains of linear layers: a cohort is one stack of tensors, its batches are gathered before the clock starts, and
+gradients are written by hand. Clients are sorted by their number of steps, so that each step uses a prefix of the
+stack.
+Other networks: clients in sequence; forward, backward and update, channels-last on a CPU, without an optimizer object.
+Both compute what the bare loop computes, from the same batches.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ _CHAIN = nn.Linear | nn.ReLU | nn.Flatten
 
 
 def main() -> None:
-    """Play the work."""
+    """Play the workload."""
     given = arguments()
     task, watch = Task(given.work, torch.device(given.device)), Stopwatch()
     network = task.make_network()
@@ -44,7 +44,7 @@ def main() -> None:
 
 @torch.no_grad()
 def stacked_rounds(task: Task, layers: list[nn.Linear]) -> list[Callable[[], None]]:
-    """Each round's training, planned."""
+    """Return each round's training, planned in advance."""
     served = [(layer.weight, layer.bias) for layer in layers]
     plans = [_plan(task, round) for round in range(1, task.rounds + 1)]
     lr, num_clients = task.lr, task.cohort_size
@@ -76,7 +76,7 @@ def stacked_rounds(task: Task, layers: list[nn.Linear]) -> list[Callable[[], Non
 
 
 def _plan(task: Task, round: int) -> list[Step]:
-    """The batches of a round, clients with more steps first; short batches are filled up with weight 0."""
+    """Plan a round's batches, clients with more steps first; short batches are padded with weight 0."""
     batches = sorted((list(task.batches(round, client)) for client in task.cohort(round)), key=len, reverse=True)
     steps = []
     for number in range(len(batches[0])):
@@ -95,7 +95,7 @@ def _filled(rows: Tensor, length: int) -> Tensor:
 
 
 def single_rounds(task: Task, network: nn.Module) -> Iterator[Callable[[], None]]:
-    """Each round's training, one client after another."""
+    """Return each round's training, clients in sequence."""
     if task.device.type == "cpu":
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     parameters: list[Tensor] = list(network.parameters())

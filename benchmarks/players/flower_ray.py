@@ -1,8 +1,8 @@
 """Flower 1.41: FedAvg of its message API by `run_simulation` on Ray, evaluation by the ServerApp after each round.
 
-One core an actor, one thread an actor; data and network are made once in each actor and kept.  Flower's nodes have random ids,
-so the server says in each message which client the node plays: then the clients and batches of a round are the works' own.
-Clients weigh alike.
+Each actor has one core and one thread, and keeps its data and network.  Flower's node ids are random, so the server's
+messages say which client a node plays; clients and batches of a round are thus the workload's own.  Clients have equal
+weights.
 """
 
 import os
@@ -24,14 +24,14 @@ from benchmarks.task import Task
 
 
 class FixedCohorts(FedAvg):
-    """FedAvg that sends each round to as many nodes as it has clients, and says whom each plays."""
+    """FedAvg that selects one node per client of the round, and tells each which client it plays."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(fraction_train=task.cohort_size / task.num_clients, fraction_evaluate=0.0)
         self._task = task
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
-        """One message a client of the round."""
+        """Send one message per client of the round."""
         nodes = sorted(grid.get_node_ids())
         common = {
             **config,
@@ -49,7 +49,7 @@ class FixedCohorts(FedAvg):
         ]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """FedAvg's; a client that failed ends the run, since its work was not done."""
+        """Aggregate as FedAvg does; a failed client ends the run, since its work is missing."""
         received = list(replies)
         failed = [message.error.reason for message in received if message.has_error()]
         if failed or len(received) < self._task.cohort_size:
@@ -59,7 +59,7 @@ class FixedCohorts(FedAvg):
 
 @lru_cache(maxsize=1)
 def actors_own(folder: str, device: str) -> tuple[Task, Any]:
-    """Made once in each actor."""
+    """Create an actor's data and network, once."""
     torch.set_num_threads(1)
     task = Task(Path(folder), torch.device(device))
     return task, task.make_network()
@@ -70,7 +70,7 @@ client_app = ClientApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """One client's round."""
+    """Play a client's round."""
     content: Any = message.content
     config = content["config"]
     task, network = actors_own(config["work"], config["device"])
@@ -86,7 +86,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def main() -> None:
-    """Play the work."""
+    """Play the workload."""
     given = arguments()
     task, watch = Task(given.work, torch.device(given.device)), Stopwatch()
     network, found = task.make_network(), {}
@@ -118,6 +118,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks.players import flower_ray  # under its own name: Ray's actors import what they are sent
+    from benchmarks.players import flower_ray  # imported by name, since Ray's actors unpickle by module name
 
     flower_ray.main()

@@ -1,6 +1,6 @@
-"""FedSign as `fedsign run` plays it: result line and evaluation in every round, default checkpoints and callbacks.
+"""FedSign as played by `fedsign run`: record and evaluation in every round, default checkpoints and callbacks.
 
-A round is timed from the end of the one before to its own end, by a callback.
+A callback times each round from the end of the previous one to its own end.
 """
 
 import json
@@ -16,7 +16,7 @@ from simulations.callbacks.base import Callback
 
 
 class Clock(Callback):
-    """Notes when a round has ended."""
+    """Records when rounds end."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
@@ -31,7 +31,7 @@ class Clock(Callback):
 
 
 def main() -> None:
-    """Play the work."""
+    """Play the workload."""
     given = arguments()
     watch = Stopwatch()
     settings = dict(given.settings)

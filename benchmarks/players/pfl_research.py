@@ -1,9 +1,9 @@
 """pfl-research 0.6: FederatedAveraging on a PyTorchModel in a SimulatedBackend, central evaluation by its own callback.
 
-A user's id is (round, client), so that the clients and batches of every round are the works' own.  Clients weigh alike, which is
-what statistics of weight 1 do without a postprocessor.  Several processes are started as pfl's documentation says, by
-PFL_WORKER_RANK and PFL_WORKER_ADDRESSES; torch's gloo adds up.  With `balanced` they share users out by their sizes, which takes
-two more processes and a queue.
+A user's id is (round, client), so that clients and batches of every round are the workload's own.  Clients have equal
+weights: statistics of weight 1, without a postprocessor.  Several processes are started as pfl documents, by
+PFL_WORKER_RANK and PFL_WORKER_ADDRESSES, and reduced by torch's gloo.  With `balanced`, users are distributed by size,
+which takes two more processes and a queue.
 """
 
 import itertools
@@ -27,7 +27,7 @@ _RANK, _ADDRESSES = "PFL_WORKER_RANK", "PFL_WORKER_ADDRESSES"
 
 
 def main() -> None:
-    """Play the work, in as many processes as asked for."""
+    """Play the workload, in the requested number of processes."""
     given = arguments()
     os.environ["PFL_PYTORCH_DEVICE"] = given.device
     processes = given.settings.get("processes", 1)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def play(given: Any, *, watch: Stopwatch) -> None:
-    """The work in this process, which may be one of several."""
+    """Play the workload in this process, one of possibly several."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -64,7 +64,7 @@ def play(given: Any, *, watch: Stopwatch) -> None:
     task = Task(given.work, torch.device(given.device))
 
     class Net(nn.Module):
-        """What pfl asks of a network: `loss` and `metrics`."""
+        """The interface that pfl expects of a network: `loss` and `metrics`."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -89,7 +89,7 @@ def play(given: Any, *, watch: Stopwatch) -> None:
     def make_dataset(user: tuple[int, int]) -> Any:
         round, client = user
         features, targets = task.clients[client] if task.num_clients <= 10_000 else task.client(client)
-        (order,) = task.order(round, client)  # pfl repeats an order in all epochs; the works have one epoch
+        (order,) = task.order(round, client)  # pfl repeats an order in all epochs; the workloads have one
         return Dataset((features[order], targets[order]), user_id=str(client))
 
     class Clock(TrainingProcessCallback):  # type: ignore[misc]
@@ -106,9 +106,9 @@ def play(given: Any, *, watch: Stopwatch) -> None:
     torch.manual_seed(task.seed)
     network = Net()
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
-    task.clients if task.num_clients <= 10_000 else task.train  # noqa: B018 - made before the clock starts
+    task.clients if task.num_clients <= 10_000 else task.train  # noqa: B018 - cached before the clock starts
     weights = None
-    if given.settings.get("balanced"):  # pfl's way to share out users of different sizes among processes
+    if given.settings.get("balanced"):  # pfl's scheduling of users by size
         chosen = [(round, client) for round in range(1, task.rounds + 1) for client in task.cohort(round)]
         weights = {user: len(task.members(user[1])) for user in chosen}
     data = FederatedDataset(make_dataset, users().__next__, user_id_to_weight=weights)

@@ -1,6 +1,6 @@
-"""What every player says: one line of JSON for each round, and one at the end; into a file, since libraries print too.
+"""The report of every competitor: a JSON line per round and one at the end, in a file, because libraries print too.
 
-{"round": 1, "wall_s": ..., "cpu_s": ...}          the process's own processor time, without its children's
+{"round": 1, "wall_s": ..., "cpu_s": ...}          processor time of the process, without its children
 {"loss": ..., "accuracy": ..., "start_s": ..., "peak_bytes": ..., "versions": {...}}
 """
 
@@ -18,18 +18,18 @@ from typing import Any
 
 import torch
 
-STARTED_AT = "BENCHMARK_STARTED_AT"  # seconds since the epoch, set by the driver: when the process was started
+STARTED_AT = "BENCHMARK_STARTED_AT"  # set by the driver: start of the process, in seconds since the epoch
 
 
 class Stopwatch:
-    """Notes when the first round begins and when each has ended."""
+    """Records when the first round begins and when each ends."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[float, float]] = []
         self._start_s: float | None = None
 
     def mark(self) -> None:
-        """Now: once before the first round, then after each."""
+        """Record the time: once before the first round, then after each."""
         if self._start_s is None:
             self._start_s = time.time() - float(os.environ.get(STARTED_AT, "nan"))
         if torch.cuda.is_available():
@@ -37,7 +37,7 @@ class Stopwatch:
         self._marks.append((time.perf_counter(), time.process_time()))
 
     def write(self, path: Path, *, loss: float, accuracy: float, packages: Iterable[str] = (), **more: Any) -> None:
-        """All that was measured, as lines of JSON."""
+        """Write all measurements as JSON lines."""
         lines: list[dict[str, Any]] = [
             {"round": round, "wall_s": after[0] - before[0], "cpu_s": after[1] - before[1]}
             for round, (before, after) in enumerate(pairwise(self._marks), start=1)
@@ -60,7 +60,7 @@ class Stopwatch:
 
 
 def arguments() -> argparse.Namespace:
-    """What the driver hands to a player."""
+    """Parse what the driver passes to a competitor."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, required=True, help="the folder of the exported work")
     parser.add_argument("--out", type=Path, required=True, help="where the lines go")

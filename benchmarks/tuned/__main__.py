@@ -1,6 +1,6 @@
 """docs/tuned.md, from benchmarks/tuned/results: `python -m benchmarks.tuned`.
 
-`python -m benchmarks.tuned RESULT.json ...` first takes in what `fedsign compare --json` printed of an experiment here.
+`python -m benchmarks.tuned RESULT.json ...` first adds the output of `fedsign compare --json` for an experiment here.
 """
 
 import json
@@ -31,11 +31,11 @@ what was chosen is trained again on all training samples, with seeds that no tri
 test samples in percent; verdicts are tests of all pairs over all splits, corrected together. The experiments and
 commands: [benchmarks/tuned](../benchmarks/tuned/README.md)."""
 _POINTS = Scale(decimals=2, percent=True, factor=100)
-_LEFT_OUT = ("environment", "path", "population", "folders")  # a machine's, or large
+_LEFT_OUT = ("environment", "path", "population", "folders")  # specific to a machine, or large
 
 
 def main(given: Sequence[str]) -> None:
-    """Take in results; write the page."""
+    """Add results, and write the page."""
     for path in given:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         write_text(RESULTS / f"{result['name']}.json", json.dumps(_kept(result), indent=1) + "\n")
@@ -44,7 +44,7 @@ def main(given: Sequence[str]) -> None:
 
 
 def page() -> str:
-    """Its text."""
+    """Return its text."""
     sections = [f"## {title}\n\n{_section(RESULTS / f'{name}.json')}" for name, title in TITLES.items()]
     return "\n\n".join([_HEAD, *sections]) + "\n"
 
@@ -109,7 +109,7 @@ def _choices(result: Figures) -> str:
 
 
 def _as_given(result: Figures, chosen: Figures) -> float | None:
-    """Of the first trial, which has the experiment's own settings."""
+    """Return the first trial's values, which are the experiment's own settings."""
     (first,) = (
         trial
         for trial in result["trials"]

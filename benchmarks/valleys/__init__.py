@@ -1,1 +1,1 @@
-"""Valleys of convolutional networks on CIFAR-10 (JPEG): experiments, results and the page."""
+"""Valleys of convolutional networks on CIFAR-10 (JPEG): experiments, results and their page."""

@@ -1,6 +1,6 @@
 """docs/valleys.md, from benchmarks/valleys/results: `python -m benchmarks.valleys`.
 
-`python -m benchmarks.valleys RUN ...` first looks at runs of the experiments here, which takes half an hour a run.
+`python -m benchmarks.valleys RUN ...` first analyzes runs of the experiments here, which takes half an hour per run.
 """
 
 import json
@@ -44,7 +44,7 @@ training images at every point, as in the paper. Experiments and commands:
 
 
 def main(given: Sequence[str]) -> None:
-    """Look at runs; write the page."""
+    """Analyze runs, and write the page."""
     for path in given:
         _look(fedsign.load_run(path))
     write_text(PAGE, page())
@@ -52,7 +52,7 @@ def main(given: Sequence[str]) -> None:
 
 
 def page() -> str:
-    """Its text."""
+    """Return its text."""
     sections = [f"## {title}\n\n{_section(name)}" for name, title in TITLES.items()]
     return "\n\n".join([_HEAD, *sections]) + "\n"
 

@@ -1,8 +1,8 @@
-"""What is played: a work is an experiment, and what has to come out of it.
+"""The table of workloads: each is an experiment and the result that it must reach.
 
-Every player trains the same: `benchmarks.export` writes the arrays of a work, the split, the clients of each round and the
-first parameters into a folder, and says how a client's batches are drawn.  A table like those of `fedsign.registry`: a new
-work is a value in one of the files here.
+All competitors train the same: `benchmarks.export` writes a workload's arrays, split, cohorts and initial parameters
+into a folder, and defines how batches are drawn.  To add a workload, add a value in a file of this folder, as in the
+tables of `fedsign.registry`.
 """
 
 from dataclasses import dataclass, field
@@ -11,24 +11,24 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """One work.  `experiment` is a tree of changes to FedSign's default experiment."""
+    """A workload. `experiment` holds changes to FedSign's default experiment."""
 
     name: str
     title: str
-    about: str  # what is computed, for docs/benchmarks.md
+    about: str  # the computation, for docs/benchmarks.md
     experiment: dict[str, Any]
-    network: str  # a function of benchmarks.networks, for those who do not know FedSign's models
+    network: str  # a function of benchmarks.networks, for competitors without FedSign's models
     network_settings: dict[str, Any] = field(default_factory=dict)
-    warm_up_rounds: int = 1  # of each repetition, told apart and left out
-    players: tuple[str, ...] = ()  # none: all
-    min_accuracy: float  # who stays below has not learnt
-    loss_tolerance: float | None = None  # relative to the bare loop's; None: dropout's draws differ between players
+    warm_up_rounds: int = 1  # of each repetition, excluded from its statistics
+    players: tuple[str, ...] = ()  # empty: all
+    min_accuracy: float  # below this, the competitor has not learned
+    loss_tolerance: float | None = None  # relative to the bare loop; None: dropout draws differ
     devices: tuple[str, ...] = ("cpu", "cuda")
-    curve: tuple[str, float] | None = None  # a point of a scaling curve: its axis, and where on it
+    curve: tuple[str, float] | None = None  # axis and position, for a point of a scaling curve
 
 
 def all_works() -> dict[str, Work]:
-    """All works by name, in the order in which they are played."""
+    """Return all workloads by name, in the order of play."""
     from benchmarks.works.scaling import CURVES
     from benchmarks.works.silo import SILO, SILO_LARGE
     from benchmarks.works.w1 import W1

@@ -1,4 +1,4 @@
-"""Scaling curves: one thing is varied, all else stays; each point is a work of its own."""
+"""Scaling curves: one quantity varies, all else is fixed; each point is a workload."""
 
 from typing import Any
 

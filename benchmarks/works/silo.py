@@ -1,4 +1,4 @@
-"""Cross-silo: few clients, all of them in every round, a large model.  The large one is for GPUs."""
+"""Cross-silo: few clients, all of them in every round, with a large model. The large workload is for GPUs."""
 
 from benchmarks.works import Work
 

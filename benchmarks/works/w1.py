@@ -1,4 +1,4 @@
-"""W1: many tiny clients, where nearly all the time of a loop is the start of small operations."""
+"""W1: many tiny clients, where launching small operations takes nearly all the time."""
 
 from benchmarks.works import Work
 

@@ -1,4 +1,4 @@
-"""W2: convolutions, where nearly all the time is arithmetic; the model of pfl-research's own comparison."""
+"""W2: convolutions, where arithmetic takes nearly all the time; the model of pfl-research's own comparison."""
 
 from benchmarks.works import Work
 

@@ -132,7 +132,7 @@ def transfer(
     ] = False,
     json: NumbersOption = False,
 ) -> None:
-    """Find a proxy's best learning rate, or initialization, and check whether it holds at other widths and densities."""
+    """Find a proxy's best learning rate, or initialization, and check if it holds at other widths and densities."""
     from fedsign import config as configs
     from simulations.sparsity import transfer as tuning
 
