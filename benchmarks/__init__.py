@@ -1,1 +1,1 @@
-"""Benchmarks of FedSign and its competitors on the same workloads: `python -m benchmarks --help`, and README.md here."""
+"""Benchmarks of FedSign and its competitors on the same workloads; see `python -m benchmarks --help` and README.md."""

@@ -31,28 +31,37 @@ _HEAD = """\
 
 <!-- Written by `python -m benchmarks.docs` from benchmarks/results; do not edit. -->
 
-FedSign beside other simulators and beside a bare PyTorch loop, on the same works. Every player runs in a process of its own,
-in turn with the others, so that a busy minute of the machine hits all of them; each in its own environment with the same torch, and
-with one thread for each process that computes. One repetition warms up and is dropped, and the first rounds of each too.
+FedSign beside other simulators and beside a bare PyTorch loop, on the same works. Every player runs in a process of \
+its own,
+in turn with the others, so that a busy minute of the machine hits all of them; each in its own environment with the \
+same torch, and
+with one thread for each process that computes. One repetition warms up and is dropped, and the first rounds of each \
+too.
 
-All train the same clients on the same batches from the same first parameters. *Learnt* says that the accuracy has passed the
+All train the same clients on the same batches from the same first parameters. *Learnt* says that the accuracy has \
+passed the
 work's threshold and, where nothing is drawn at random, that the loss is the bare loop's to the work's tolerance.
 
-Ours is timed as `fedsign run` plays it: evaluation and a line on disk in every round, checkpoints and progress bar as by default.
+Ours is timed as `fedsign run` plays it: evaluation and a line on disk in every round, checkpoints and progress bar as \
+by default.
 The bare loop writes and checks nothing, and neither do the peers as they are set up here.
 
-- **x loop**: the median round over the bare loop's of the same repetition; the median of the repetitions, and the range.
-- **CPU**: the same ratio of the process's processor time, which a busy machine disturbs less; for players of one process.
+- **x loop**: the median round over the bare loop's of the same repetition; the median of the repetitions, and the \
+range.
+- **CPU**: the same ratio of the process's processor time, which a busy machine disturbs less; for players of one \
+process.
 - **mean**: the mean round, which holds what happens in some rounds only, such as checkpoints.
 - **first**: the first round alone. **start**: from the process's start to the first round.
 - **repeats**: whether all repetitions ended with the same loss, to the last bit.
 
-Again: `make bench`, or a part of it, such as `make bench WORKS=w1 REPETITIONS=7` ([how it works](../benchmarks/README.md)).
+Again: `make bench`, or a part of it, such as `make bench WORKS=w1 REPETITIONS=7` ([how it \
+works](../benchmarks/README.md)).
 """
 
 _NUMERICS = """\
 Ours takes cuDNN's repeatable algorithms, and float32 has all its digits. The others compute as torch does by default:
-convolutions in TF32, by algorithms that need not repeat their bits. `engine.tf32=true` takes TF32 for convolutions, and for
+convolutions in TF32, by algorithms that need not repeat their bits. `engine.tf32=true` takes TF32 for convolutions, \
+and for
 matrix products, too."""
 
 

@@ -1,4 +1,4 @@
-"""What `pytest` selects and how it is spread over cores; every test leaves the process as it found it; `tiny`."""
+"""Test selection and distribution over cores, a check that every test cleans up its process, and `tiny`."""
 
 import gc
 import os
@@ -87,7 +87,7 @@ def _words(value: Any) -> Iterator[str]:
             yield from _words(each)
 
 
-# pytest names the test in the environment; scikit-learn, torch, gRPC and Ray set variables when they are first imported.
+# Set in the environment: the current test by pytest, other variables by scikit-learn, torch, gRPC and Ray on import.
 _SET_BY_OTHERS = ("PYTEST_", "GRPC_", "KMP_", "RAY_", "TORCHINDUCTOR_")
 
 
@@ -96,7 +96,7 @@ def _environment() -> dict[str, str]:
 
 
 def _left_running(before: set[threading.Thread]) -> set[str]:
-    """The names of new threads; those of a library's pool that nobody holds any more end once it is collected (`transformers`)."""
+    """Return the names of new threads, except unreferenced library pools, which end once they are collected."""
     new = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
     if new:
         gc.collect()

@@ -115,8 +115,12 @@ def measure(path: Path, *, repetitions: int) -> None:
     for _ in range(repetitions):
         for precision, plays in found.items():
             done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.alone.large", precision], capture_output=True, text=True, timeout=_MOST_S, check=False
-            )  # fmt: skip
+                [sys.executable, "-m", "benchmarks.alone.large", precision],
+                capture_output=True,
+                text=True,
+                timeout=_MOST_S,
+                check=False,
+            )
             if done.returncode:
                 raise RuntimeError(f"{precision} was not played: {done.stderr.strip().splitlines()[-1:]}")
             plays.append(json.loads(done.stdout.strip().splitlines()[-1]))

@@ -148,9 +148,13 @@ def measure(
             rates[str(rate)] = _summed_up(on_machines(net, "benchmarks.alone.paro_prefetch", given))
     result = {
         **result_head(NAME, "Sharded, ahead of time", before, repetitions),
-        "ranks": RANKS, "per_group": PER_GROUP, "accumulate": ACCUMULATE, "batch_rows": ROWS, "params": LAYERS * WIDTH * WIDTH,
+        "ranks": RANKS,
+        "per_group": PER_GROUP,
+        "accumulate": ACCUMULATE,
+        "batch_rows": ROWS,
+        "params": LAYERS * WIDTH * WIDTH,
         "rates": rates,
-    }  # fmt: skip
+    }
     write_result(path, result)
 
 

@@ -1,4 +1,4 @@
-"""`fedsign ablate`: which controls there are, what is read off them, and that an ablation goes on where it was stopped."""
+"""`fedsign ablate`: available controls, metrics read off them, and resuming an ablation."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The parts of regularizers against closed forms and finite differences, and the norms that a control is held at."""
+"""Parts of regularizers against closed forms and finite differences, and the norms that a control is held at."""
 
 import math
 from itertools import product

@@ -1,4 +1,4 @@
-"""What an ablation may say of a difference: corrected, in the direction of the metric, and not of the lucky seeds."""
+"""Verdicts of an ablation: corrected for multiple tests, in the metric's direction, and not based on lucky seeds."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The benchmarks' page says what the committed results say, and the harness compares like with like."""
+"""The benchmarks' page matches the committed results, and the harness compares like with like."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The way of a round grows no longer: lower the numbers here when it gets shorter."""
+"""A round runs through no more functions than before; lower the numbers here when it gets shorter."""
 
 import pytest
 

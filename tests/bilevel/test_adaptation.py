@@ -1,4 +1,4 @@
-"""Online adaptation: hypergradients of token weights through a language model, and what a stream asks of it."""
+"""Online adaptation: hypergradients of token weights through a language model, and the structure of a stream."""
 
 import pytest
 import torch
@@ -117,7 +117,7 @@ def test_a_reader_computes_what_its_network_does() -> None:
 
 
 def test_an_answer_is_a_word_that_was_read() -> None:
-    """Two words are in the passages at even places; of these the one that begins in a window of questions is asked for there."""
+    """Two words occur in passages at even positions; the one that begins in a window of questions is an answer."""
     fill = "." * reading.LENGTH
     text = "." + "".join(
         [

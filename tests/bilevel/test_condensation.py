@@ -1,4 +1,4 @@
-"""Condensation's own tangents are those of torch.func; its network is torch's; a training learns; images stay images."""
+"""Condensation: tangents equal torch.func's, the network equals torch's, training learns, and images stay images."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""`fedsign condense` from the command line: files, resuming, errors of one sentence."""
+"""`fedsign condense` from the command line: files, resuming, one-sentence errors."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The benchmarks' baseline, written for one network by hand, is an independent witness for the tangents of condensation."""
+"""The benchmarks' hand-written baseline is an independent check of condensation's tangents."""
 
 from dataclasses import replace
 

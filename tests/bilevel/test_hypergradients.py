@@ -1,4 +1,4 @@
-"""Hypergradients: exact where they claim to be, unbiased with the scatter that the formulas say, the optimizer's memory included."""
+"""Hypergradients: exact or unbiased as claimed, with the derived second moments, optimizer state included."""
 
 import itertools
 import math
@@ -225,7 +225,9 @@ def test_nodes_of_a_quadrature_stand_for_a_normal_distribution() -> None:
 
 
 def test_a_black_box_of_few_meta_parameters_is_differenced_along_the_nodes_of_a_quadrature() -> None:
-    """The authors' sum_i w_i (h(phi + epsilon v_i) - h(phi)) v_i / epsilon, of a linear f: the same up to the length of the differences."""
+    """The authors' sum_i w_i (h(phi + epsilon v_i) - h(phi)) v_i / epsilon, of a linear f: equal up to the step
+    size.
+    """
 
     class Box(Inner):
         def initial(self, meta: Tree) -> Tree:
@@ -292,7 +294,10 @@ def quadratic(curvature: float) -> tuple[Problem, Tree]:
 
 
 def test_implicit_gradients_of_a_quadratic_are_the_series() -> None:
-    """d2g/dphi dtheta = -c and df/dtheta = phi: Hessian-free gives c phi + 1, K terms beyond the first the share 1 - (1 - alpha c)^(K+1)."""
+    """d2g/dphi dtheta = -c and df/dtheta = phi: Hessian-free gives c phi + 1.
+
+    K terms beyond the first give the fraction 1 - (1 - alpha c)^(K+1).
+    """
     for curvature in (0.5, 2.0):
         problem, meta = quadratic(curvature)
         phi = meta["phi"]

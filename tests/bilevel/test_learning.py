@@ -1,4 +1,4 @@
-"""Settings learnt through whole rounds: the rounds are the engine's, and the slopes those of finite differences."""
+"""Settings learned through whole rounds: the rounds equal the engine's, and the gradients finite differences."""
 
 from pathlib import Path
 from typing import Any

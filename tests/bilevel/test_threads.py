@@ -1,4 +1,6 @@
-"""Pieces of work on threads: all done, each as one thread does it, what goes wrong is told, and torch's own threads stay what they were."""
+"""Work on threads: all of it is done, each piece single-threaded, errors propagate, and torch's thread count is
+kept.
+"""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`fedsign tune learn`: the page's command, what it writes, and its mistakes."""
+"""`fedsign tune learn`: the documented command, its files, and its errors."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The cohort path against its specification: clients in a stack, and the same clients one after another.
+"""The cohort path against its specification: stacked clients equal the same clients in sequence.
 
 Differences are rounding: at most 1e-5 of a tensor's norm in float32, 1e-10 in float64.
 """
@@ -257,7 +257,9 @@ def test_a_users_gradient_is_asked_for_once_a_step_and_its_penalty_is_never_diff
 
 
 def test_the_table_is_not_vacuous(tmp_path: Path) -> None:
-    """Clients differ in their number of steps and in their last batches, and every objective and optimizer in its result."""
+    """Clients differ in numbers of steps and in last batches; every objective and optimizer gives a different
+    result.
+    """
     work = workload()
     sizes = [len(index) for index in work.partition]
     assert len({-(-size // 16) for size in sizes}) > 2 and len({size % 16 for size in sizes}) > 2 and min(sizes) < 16

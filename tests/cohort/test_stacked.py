@@ -1,4 +1,4 @@
-"""The gradients of stacks that are written out by hand, against autograd."""
+"""Hand-written gradients of stacked models against autograd."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,8 +55,14 @@ def stacked(model: nn.Module, seed: int = 1) -> Tensors:
 
 def nothing_to_read() -> StackedContext:
     return StackedContext(
-        received={}, received_is_stacked=False, state={}, shared={}, shared_is_stacked=False, unit_displacement=None, sizes={}
-    )  # fmt: skip
+        received={},
+        received_is_stacked=False,
+        state={},
+        shared={},
+        shared_is_stacked=False,
+        unit_displacement=None,
+        sizes={},
+    )
 
 
 def batch_for(task: SampleTask, num_outputs: int) -> StackedBatch:
@@ -149,9 +155,14 @@ def test_a_penalty_of_the_users_own_is_differentiated_and_a_constant_has_no_grad
     model = nn.Sequential(nn.Linear(6, 4))
     theta, received = stacked(model), {name: tensor[0] for name, tensor in stacked(model, seed=3).items()}
     context = StackedContext(
-        received=received, received_is_stacked=False, state={}, shared={}, shared_is_stacked=False, unit_displacement=None,
+        received=received,
+        received_is_stacked=False,
+        state={},
+        shared={},
+        shared_is_stacked=False,
+        unit_displacement=None,
         sizes={name: tensor.numel() for name, tensor in received.items()},
-    )  # fmt: skip
+    )
 
     def added(objective: Objective) -> Tensors | None:
         gradient = penalty_gradient(objective, theta, context)

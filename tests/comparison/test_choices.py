@@ -1,4 +1,4 @@
-"""A comparison chooses among settings by validation samples, whatever the strategy and however the data are split."""
+"""A comparison chooses settings on validation samples, for every strategy and partition."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Comparisons: cells side by side, killed, gone on with, changed; choices by validation; mistakes."""
+"""Comparisons: parallel cells, kills, resuming, changed plans, choices by validation, errors."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Statistics of a comparison against scipy, NumPy and closed forms; choices by validation alone."""
+"""Statistics of a comparison against SciPy, NumPy and closed forms; choices use only validation samples."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The comparisons that the documents tell a reader to type can be planned."""
+"""The comparisons in the documentation can be planned."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The export: LaTeX that compiles, numbers that can be read back, figures that are the same bytes every time."""
+"""The export: LaTeX that compiles, numbers that can be read back, figures with the same bytes every time."""
 
 import csv
 import json

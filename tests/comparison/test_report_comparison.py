@@ -1,4 +1,4 @@
-"""The page of a comparison: honest words, right numbers, described charts, nothing loaded."""
+"""The page of a comparison: honest wording, correct numbers, described charts, no external resources."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Verdicts: how often they are wrong, and that they can be right.
+"""Verdicts: their error rate, and that they can be right.
 
 Aggregates against rliable's own code, ranks against Demšar's tables.
 """

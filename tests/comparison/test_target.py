@@ -1,4 +1,4 @@
-"""Rounds to a target: smoothed, sustained, censored runs counted; the speed-up against closed forms."""
+"""Rounds to a target: smoothed, sustained, with censored runs; the speedup against closed forms."""
 
 import math
 from pathlib import Path

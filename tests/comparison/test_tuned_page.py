@@ -1,4 +1,4 @@
-"""docs/tuned.md is what the committed results make, and its experiments are configurations."""
+"""docs/tuned.md matches the committed results, and its experiments are valid configurations."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a child process runs in test_transport: it answers, and misbehaves when asked to."""
+"""The child process of test_transport: it answers, and misbehaves on request."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""docs/capabilities.md is read as it stands: every `yes` is played, every `-` is an error of one sentence.
+"""docs/capabilities.md is taken literally: every `yes` is played, every `-` is a one-sentence error.
 
-That the page says what the rules say, tests/benchmarks/test_size.py checks.
+tests/benchmarks/test_size.py checks that the page agrees with the rules.
 """
 
 import re
@@ -47,7 +47,9 @@ REFUSALS = {  # what a sentence says; of the others, the setting that was asked 
     "no linear layer": r"has no nn\.Linear",
     "cohort of one": r"(needs 3 replies|min_train_nodes=2 exceeds server\.cohort_size=1).* raise server\.cohort_size",
     "sharded clients": r"client\.sharding\.ranks=2 was given, but objective '\w+' reads whole parameters",
-    "part of the model": r"name=lisa trains a part of the model at a time, but strategy \w+ (is Flower's|needs to know)",
+    "part of the model": (
+        r"name=lisa trains a part of the model at a time, but strategy \w+ (is Flower's|needs to know)"
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line's surface is held by a golden file, which is changed on purpose:
+"""The command line's surface is frozen in a golden file. Update it intentionally by:
 
 python -m tests.contract.test_cli_surface --write
 """

@@ -1,4 +1,4 @@
-"""The two ways to the clients give the same: values handed over in this process, and Flower messages."""
+"""Both exchanges with clients are equivalent: values passed within this process, and Flower messages."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Flower's own strategies, unmodified: equal to the papers' formulas, able to learn, resumed to the same bits.
 
-The references are written in float64 from the papers, and fed what Flower was fed: a grid that records the messages
+The references are written in float64 from the papers. They get the same input as Flower: a grid that records messages
 and replies of a run through the real round loop.  Where Flower differs from its paper, the reference says so.
 """
 
@@ -215,7 +215,7 @@ def adaptive(
 ) -> Callable[[], Iterator[Vector]]:
     """Reddi et al. 2021, Algorithm 2, tau = 1e-3; Flower: v_0 = 0 instead of tau^2.
 
-    `corrected`: Flower's FedAdam multiplies eta by sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)), which is not in the paper.
+    `corrected`: Flower's FedAdam multiplies eta by sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)), unlike the paper.
     """
 
     def rule() -> Iterator[Vector]:
@@ -397,8 +397,10 @@ def test_uniform_weighting_is_an_option(name: str, tmp_path: Path) -> None:
 
 
 def test_fedadams_first_step_is_three_quarters_of_kingmas() -> None:
-    """From m = v = 0 and tau -> 0 a step is eta c (1 - beta_1) / sqrt(1 - beta_2) sign(Delta), with c = sqrt(1 - beta_2) /
-    (1 - beta_1) in Adam.  Flower has the exponent 2 in round 1."""
+    """From m = v = 0 and tau -> 0 a step is eta c (1 - beta_1) / sqrt(1 - beta_2) sign(Delta).
+
+    In Adam, c = sqrt(1 - beta_2) / (1 - beta_1). Flower has the exponent 2 in round 1.
+    """
     x = np.zeros(3, np.float32)
     adam = flower.FedAdam(eta=1.0, tau=1e-12, min_train_nodes=1, min_available_nodes=1)
     adam.current_arrays = {"w": x}
@@ -519,8 +521,11 @@ def test_an_update_of_exactly_zero_stops_clipping_at_the_server_with_a_sentence_
 
 @pytest.mark.needs("privacy")
 def test_the_adaptive_norm_runs_away_from_its_quantile(tmp_path: Path) -> None:
-    """Andrew et al.: C <- C exp(-lr (share below C - target)), which grows a norm that clips everything.  Flower's has
-    the share above C, so that it shrinks; and one that clips nothing grows.  docs/how-to/flowers-own-strategies.md says so."""
+    """Andrew et al.: C <- C exp(-lr (share below C - target)), which grows a norm that clips everything.
+
+    Flower uses the share above C, so the norm shrinks, and one that clips nothing grows. See
+    docs/how-to/flowers-own-strategies.md.
+    """
     for start, factor in ((1e-3, np.exp(-0.2 * 0.5)), (1e3, np.exp(0.2 * 0.5))):
         part = {"name": "flower_dp_server_adaptive", "noise_multiplier": 0.0, "initial_clipping_norm": start}
         played = play(tmp_path / str(start), part["name"], strategy=part)
@@ -874,7 +879,9 @@ def test_batchnorms_statistics_are_averaged_whatever_the_strategy_does(name: str
 
 
 def test_replies_do_not_wait_for_a_collection_of_all_garbage(tmp_path: Path) -> None:
-    """Reading `array_records`, as Flower's strategies do, leaves a cycle behind; 6 rounds of 8 replies of 4 tensors are not kept."""
+    """Reading `array_records`, as Flower's strategies do, creates a cycle; 6 rounds of 8 replies of 4 tensors are
+    freed.
+    """
 
     def num_arrays() -> int:
         return sum(type(each) is TensorArray for each in gc.get_objects())

@@ -1,6 +1,6 @@
-"""The import contracts of pyproject.toml cover code that nobody has written yet.
+"""The import contracts of pyproject.toml also cover code that does not exist yet.
 
-import-linter checks the repository itself in `make imports`.  Here it checks copies of the sources, each with one bad import.
+`make imports` checks the repository itself. These tests check copies of the sources, each with one forbidden import.
 """
 
 import os

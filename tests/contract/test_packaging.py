@@ -1,4 +1,4 @@
-"""What is in the packages is in git, and so in the wheel: hatchling leaves out what git ignores."""
+"""Everything in the packages is in git, and so in the wheel: hatchling leaves out what git ignores."""
 
 import subprocess
 from pathlib import Path

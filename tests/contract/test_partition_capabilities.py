@@ -1,4 +1,4 @@
-"""Data that lie at sites go with what data that are dealt out go with, but for a few things that are errors of one sentence."""
+"""Data at sites can be combined like distributed data, with a few exceptions that raise one-sentence errors."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The gradients that objectives give of their penalties, on each path, against autograd in float64."""
+"""Hand-written penalty gradients of objectives, on each path, against autograd in float64."""
 
 import re
 import sys
@@ -161,7 +161,9 @@ def test_who_overrides_a_penalty_alone_does_not_inherit_the_others_gradient() ->
 
 
 def agreement(theta: Tensor, received: Tensor) -> Tensor:
-    """FedSign's Eq. 1 for each element: sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta), sgp(x) = 1 if x > 0 else 0."""
+    """FedSign's Eq. 1 by element: sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta), sgp(x) = 1 if x > 0 else
+    0.
+    """
     return (received > 0) / (1 + torch.exp(-theta)) + (received < 0) / (1 + torch.exp(theta))
 
 
@@ -199,7 +201,9 @@ WRITTEN: dict[str, tuple[Objective, Callable[[Tensors, LocalContext], Tensor]]] 
 @pytest.mark.parametrize("micro_batch", [0, 5])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_local_step_takes_the_gradient_of_the_written_objective(name: str, micro_batch: int) -> None:
-    """In float32, to 1e-6 of what autograd finds in float64 of the loss as it stands in the paper; the MLP has 2778 parameters."""
+    """In float32, to 1e-6 of autograd's gradient in float64 of the loss as written in the paper; the MLP has 2778
+    parameters.
+    """
     objective, written = WRITTEN[name]
     work = Workload(from_dict({"model": {"hidden": [32, 16]}, "client": {"micro_batch": micro_batch}}))
     model = WorkingModel(work.make_model(), work.numerics)

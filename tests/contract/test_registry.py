@@ -1,4 +1,4 @@
-"""Every row of every table can be resolved, and says what it is."""
+"""Every row of every table can be resolved and has a description."""
 
 import importlib.util
 import inspect

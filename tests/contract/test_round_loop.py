@@ -1,4 +1,4 @@
-"""What the round loop promises whatever a strategy does: nothing hangs, nothing is ignored, nothing is garbage."""
+"""Promises of the round loop with any strategy: it never hangs, ignores no reply, and accepts no garbage."""
 
 import multiprocessing
 import re

@@ -1,4 +1,6 @@
-"""Every strategy of ours runs with every server optimizer: parameters only, resumable; Flower's refuse."""
+"""Every FedSign strategy runs with every server optimizer: parameters only, resumable; Flower's strategies refuse
+them.
+"""
 # ruff: noqa: F811 - `played` is imported as a fixture
 
 from collections.abc import Callable

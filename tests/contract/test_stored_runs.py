@@ -1,9 +1,9 @@
-"""Runs and comparisons that an earlier commit left are read and resumed: `tests/fixtures/<commit>/`.
+"""Runs and comparisons of an earlier commit can be read and resumed: `tests/fixtures/<commit>/`.
 
-`<name>/run` has five rounds; `<name>/partial` is the same run, stopped after round 3, whose last checkpoint is that of round 2.
-`feddyn` has Adam at the server, so that there is a served and an evaluated model, a strategy's state and clients' states; clients of
-`lisa` train parts of the model, so that the checkpoint knows what each holds.  `comparison` compares two strategies over two seeds.
-Their bits are those of the machine that played them; another one gives them to rounding.
+`<name>/run` has five rounds; `<name>/partial` is the same run stopped after round 3, with the last checkpoint of round
+2. `feddyn` uses Adam at the server, so it has a served and an evaluated model, strategy state and client states.
+Clients of `lisa` train parts of the model, so the checkpoint records which part each one has.  `comparison` compares
+two strategies over two seeds. The bits are those of the machine that played the runs; others agree to rounding.
 """
 
 import json

@@ -359,7 +359,9 @@ def test_over_tls_nobody_between_the_ends_reads_what_they_say() -> None:
 def test_who_stands_between_two_ends_that_know_the_key_is_refused_by_both(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
-    """It speaks TLS with either, with a certificate of its own toward the connecting end, and passes on what they say."""
+    """The attacker speaks TLS with both ends, showing its own certificate to the connecting end, and relays
+    everything.
+    """
     (one, tapped), (tap, other) = sockets("unix"), sockets("unix")
     with ExitStack() as stack:
         ends = [stack.enter_context(closing(Connection(each))) for each in (one, tapped, tap, other)]

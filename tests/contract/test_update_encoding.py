@@ -1,4 +1,4 @@
-"""An update encoding changes what a client sends; the server decodes it before anything else looks at the reply."""
+"""An update encoding changes what a client sends; the server decodes it before any other use of the reply."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -98,7 +98,7 @@ def test_a_run_is_the_same_over_messages(path: str, tmp_path: Path, monkeypatch:
 
 
 class Broken(LargestEntries):
-    """Client 1 cannot encode, 2 sends what cannot be decoded, 3 a model of other shapes, 4 places outside, 5 no tensors."""
+    """Client 1 cannot encode; 2 sends undecodable data, 3 other shapes, 4 indices out of range, 5 no tensors."""
 
     def encode(self, reply: TrainReply, received: Tensors) -> Tensors:
         if reply.partition == 1:

@@ -1,4 +1,4 @@
-"""Runs over Flower's transport, in one process: nodes of random ids, all messages serialized as Flower does it."""
+"""Runs over Flower's transport within one process: random node ids, all messages serialized as in Flower."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Samples that are fetched when they are asked for are the same samples, and torch's Datasets are taken as they are."""
+"""Lazily loaded samples equal eager ones, and torch Datasets are accepted as they are."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Normalization, augmentation and the validation split: what they promise, on data where it can be computed."""
+"""Normalization, augmentation and the validation split: their promises, on data where these can be computed."""
 
 from typing import Any
 

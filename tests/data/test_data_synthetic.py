@@ -56,7 +56,7 @@ def test_iid_owners_share_one_model_and_centre() -> None:
 
 
 def test_sizes_are_lognormal_from_the_minimum() -> None:
-    """log(size - 50) ~ N(4, 2^2), rounded down: the median of 300 owners lies within 5 standard errors of e^4 = 54.6."""
+    """log(size - 50) ~ N(4, 2^2), rounded down: the median of 300 owners is within 5 standard errors of e^4 = 54.6."""
     data = synthetic(0, num_owners=300)
     sizes = np.array([len(targets) for _, targets in by_owner(data, 300)])
     assert sizes.min() >= 50

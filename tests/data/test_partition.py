@@ -1,4 +1,4 @@
-"""Partitions are disjoint, cover all samples, keep what their names promise, and say what they moved."""
+"""Partitions are disjoint, cover all samples, keep what their names promise, and report moved samples."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""`fedsign partition` and partition.json say what was dealt out, whatever the data."""
+"""`fedsign partition` and partition.json describe the partition of any data."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Virtual clients: a share is the client's alone, follows the law, and costs nothing until it is asked for."""
+"""Virtual clients: each has its own samples, distributed as specified, at no cost before they are requested."""
 
 import json
 import tracemalloc
@@ -95,7 +95,7 @@ def test_label_counts_have_the_mean_and_the_variance_of_the_dirichlet_multinomia
 
 
 def test_iid_clients_and_those_of_a_huge_alpha_hold_the_mix_of_the_whole() -> None:
-    """Without replacement from all: hypergeometric, of variance n p (1 - p) (N - n) / (N - 1); by label: multinomial."""
+    """Without replacement: hypergeometric, of variance n p (1 - p) (N - n) / (N - 1); by label: multinomial."""
     train, num_clients, n = samples(60, 40, 100), 4000, 25
     p = np.array([0.3, 0.2, 0.5])
     for chosen, variance in (

@@ -1,4 +1,4 @@
-"""Data sets and partitions of a user's own: what cannot be trained on is refused with a sentence."""
+"""User-defined data sets and partitions: what cannot be trained on is refused with one sentence."""
 
 import threading
 from dataclasses import replace

@@ -43,7 +43,7 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
 
 
 class Link:
-    """A LinkState with one run, the grid of its ServerApp, and SuperNodes, which work whenever the grid asks for something."""
+    """A LinkState with one run, its ServerApp's grid, and SuperNodes that work whenever the grid polls."""
 
     def __init__(self) -> None:
         self.state = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())

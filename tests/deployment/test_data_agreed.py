@@ -1,4 +1,4 @@
-"""What readers do with classes and columns that the configuration names: the contract that sites rely on."""
+"""How readers treat the classes and columns named in the configuration: the contract that sites rely on."""
 
 import csv as csv_files
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A federation on this machine as it is on several: TLS, a key for each site, and who is turned away."""
+"""A local federation set up as on several machines: TLS, a key per site, and who is rejected."""
 
 import datetime as dt
 import json
@@ -110,7 +110,7 @@ def test_a_run_whose_command_is_killed_ends_and_is_resumed_to_the_same_bits(fold
 @pytest.mark.engines
 @pytest.mark.slow
 def test_a_run_goes_on_by_itself_when_its_superlink_is_killed_and_started_again(folder: Path) -> None:
-    """`fedsign deploy status` follows it; when the command is killed too, the server's next start names the one to type."""
+    """`fedsign deploy status` shows it. If the command is killed too, the server's next start prints the one to run."""
     federation, own = open_federation(folder / "federation"), settings(strategy__name="feddyn", rounds=8)
     options = [*SMALL, *own, *settings(results__root=folder / "relinked"), *ON_FEDERATION]
     command = [sys.executable, "-m", "simulations.cli", "run", *options]

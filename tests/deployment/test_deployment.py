@@ -1,4 +1,4 @@
-"""A federation's folder: certificates that verify, keys that stay where they belong, sites that come and go."""
+"""A federation's folder: certificates that verify, keys that stay where they belong, sites that join and leave."""
 
 import asyncio
 import datetime as dt

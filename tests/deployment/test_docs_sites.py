@@ -1,4 +1,4 @@
-"""docs/how-to/sites.md: its hospitals are made, and its experiment is played as it stands."""
+"""docs/how-to/sites.md: its hospitals are created, and its experiment runs as written."""
 
 import json
 import tomllib

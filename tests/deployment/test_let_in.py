@@ -1,4 +1,4 @@
-"""Who is let in by a SuperLink, and what its operator sees: Flower's own HTTP application behind the gate, with TLS, in a thread."""
+"""Authentication at a SuperLink, and what its operator sees: Flower's HTTP application behind the gate, with TLS."""
 
 import datetime as dt
 import os

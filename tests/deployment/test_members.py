@@ -1,4 +1,4 @@
-"""Who belongs to a federation: keys, claims, sites that are absent, come and go; on Flower's LinkState in this process."""
+"""Membership in a federation: keys, claims, absent and returning sites, on Flower's LinkState in this process."""
 
 import datetime as dt
 import json
@@ -580,7 +580,7 @@ def test_a_run_starts_without_an_absent_site_and_takes_it_in_when_it_comes(
 def test_a_run_starts_without_a_site_that_is_unplugged_during_the_roll_call(
     believed: float, started: Started, folder_of_run: RunFolder, tmp_path: Path
 ) -> None:
-    """It is believed to be online for so many seconds, has the question, and never answers; nobody waits for it in a round."""
+    """The site counts as online for a while, has the question, and never answers; no round waits for it."""
     config = experiment(started, tmp_path, rounds=2, server={"cohort_size": 3, "round_timeout_s": 0.2})
     for name in ("alpha", "gamma"):
         site(started, name, config, tmp_path / "states")
@@ -675,7 +675,7 @@ def test_a_site_of_another_version_is_refused_before_training_and_the_run_goes_o
 def test_a_site_that_takes_anothers_place_and_a_renewed_certificate_are_recorded_and_the_run_goes_on(
     started: Started, folder_of_run: RunFolder, tmp_path: Path
 ) -> None:
-    """Delta gets the partition of gamma after the first round, and has no state of it: as if it had never been asked before."""
+    """Delta takes gamma's partition after the first round, without its state, like a client that was never sampled."""
     config = experiment(started, tmp_path)
     at = {name: site(started, name, config, tmp_path / "states") for name in NAMES}
 

@@ -1,4 +1,4 @@
-"""What a node decides for itself, and what it keeps to itself: by the ClientApp, over serialized messages."""
+"""What a node decides by itself, and what it keeps private: by the ClientApp, over serialized messages."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A site's processes: what its SuperNode is started with, and the end of a process whose client hangs."""
+"""A site's processes: how its SuperNode is started, and the end of a process whose client hangs."""
 
 import subprocess
 import sys

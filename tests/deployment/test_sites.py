@@ -1,4 +1,4 @@
-"""Clients with data of their own: what they train on, how they evaluate, and what is said of them."""
+"""Clients with their own data: training, evaluation, and what is recorded about them."""
 
 import json
 import shutil

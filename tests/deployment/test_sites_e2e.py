@@ -1,4 +1,4 @@
-"""Two hospitals on a SuperLink: each SuperNode serves the folder that its own configuration names."""
+"""Two hospitals on a SuperLink: each SuperNode serves the folder named by its own configuration."""
 
 import json
 from pathlib import Path

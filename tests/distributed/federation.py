@@ -1,4 +1,4 @@
-"""Small federations in float64, whose clients are trained by one process each or by several; a user's own module, too."""
+"""Small float64 federations whose clients train in one process each or in several, with a user-defined module."""
 
 import os
 import signal
@@ -61,7 +61,10 @@ def deep(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 
 
 class Mortal(Deep):
-    """Ends the process that comes upon a file, which it removes, so that one alone dies; "parent" in it ends that one, "sleep" none."""
+    """Kills the process that finds and removes a file, so that only one dies.
+
+    If the file contains "parent", its parent dies; if "sleep", none does.
+    """
 
     def __init__(self, *sizes: int, file: Path) -> None:
         super().__init__(*sizes)

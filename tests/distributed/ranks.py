@@ -1,4 +1,4 @@
-"""A function on several ranks at once: processes with a gloo group of their own, whose results come back as files."""
+"""Run a function on several ranks: processes with their own gloo group, whose results come back as files."""
 
 import os
 from collections.abc import Callable

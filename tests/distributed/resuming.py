@@ -1,4 +1,4 @@
-"""A training that stops half-way and goes on, maybe sharded in another way, over other ranks."""
+"""A training that is interrupted and resumed, possibly sharded differently, over other ranks."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""By way of the host's memory, as tensors on a GPU go over gloo: the same bits and the same bytes; on GPUs, where there are some."""
+"""Through host memory, as gloo sends GPU tensors: the same bits and bytes; on real GPUs, if there are any."""
 
 from dataclasses import replace
 from itertools import product

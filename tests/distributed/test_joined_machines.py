@@ -1,6 +1,7 @@
-"""Clients whose ranks are on several machines: the run of one machine, to the bit, and what is left when one dies.
+"""Clients whose ranks are on several machines: bit-identical to one machine, and what is left when one dies.
 
-A machine is a `fedsign worker` of this one, in a folder of its own."""
+A machine is a local `fedsign worker` in its own folder.
+"""
 
 import os
 import signal
@@ -206,7 +207,9 @@ def test_where_machines_join_is_said_before_a_run(tmp_path: Path) -> None:
             "client.sharding.machines=2 was given, but not where the first machine listens for the others; set "
             ".*listen=HOST:PORT"
         ),
-        "192.0.2.1:29400": "client.sharding.secret_file .* was not given, but machines join over a network; make a file",
+        "192.0.2.1:29400": (
+            "client.sharding.secret_file .* was not given, but machines join over a network; make a file"
+        ),
     }.items():
         with pytest.raises(ConfigError, match=sentence):
             provider_of(workload(tmp_path, settings, known)).check()

@@ -1,4 +1,4 @@
-"""What a rank has alive at most in a step is the plan's memory and one unit, which is there whole; two, with those that are on their way."""
+"""The peak of a rank's live bytes is the plan's memory plus one whole unit, or two when prefetching."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -62,8 +62,9 @@ def test_a_step_has_the_plans_bytes_alive_and_one_unit(
 ) -> None:
     """Within 5 %; a unit is its parameters and its gradients, whole.
 
-    With prefetching there are two.  What the collectives' thread makes is not seen by torch's profiler, so it is added here: a
-    buffer to receive into, for gradients as large as what a rank of the group owns of them.
+    With prefetching there are two.  torch's profiler does not see allocations of the collectives' thread, so they are
+    added
+    here: a receive buffer for gradients, as large as what a rank of the group owns of them.
     """
     size = float(UNITS * LAYERS * WIDTH * WIDTH)
     task = Task(params=size, trainable=size, accumulate=ACCUMULATE, sizes=IN_FLOAT)

@@ -1,6 +1,6 @@
-"""The engine of PaRO: whatever is sharded how, the update is that of one process on the whole batch.
+"""The engine of PaRO: however it is sharded, the update is that of one process on the whole batch.
 
-Five steps in float64.  Ranks begin with different values, so that nothing would agree if nothing were sent.
+Five steps in float64.  Ranks start with different values, so nothing would agree if nothing were sent.
 """
 
 from dataclasses import replace
@@ -103,7 +103,7 @@ def test_collectives_and_bytes_are_exactly_the_planned_ones(trained: Trained) ->
 
 
 def test_ranks_keep_what_the_formula_says_with_the_padding(trained: Trained) -> None:
-    """Parameters and gradients of 8 bytes; Adam's two moments, without padding; masters are the parameters themselves."""
+    """Parameters and gradients have 8 bytes, plus Adam's two moments, without padding; masters are the parameters."""
     for case, outcomes in trained:
         strategy, ranks = strategy_of(case.strategy), case.grouping.ranks
         expected = 0

@@ -1,4 +1,4 @@
-"""Gathered and reduced ahead of time: the same bits, the same bytes, and what goes wrong is heard."""
+"""Prefetched parameters and reduced gradients: the same bits, the same bytes, and errors propagate."""
 
 import gc
 import threading
@@ -29,7 +29,7 @@ LANE = "fedsign-collectives"
 
 
 def cases(prefetch: bool) -> list[Case]:
-    """All strategies with everything that may be in the way: tied weights, frozen ones, recomputed activations, several micro-batches."""
+    """All strategies with what may interfere: tied or frozen weights, recomputation, several micro-batches."""
     common = Case(strategy="", accumulate=2, clip_norm=0.3, prefetch=prefetch)
     return [
         *(

@@ -1,4 +1,4 @@
-"""Bandwidths measured between ranks: on every rank the same, and not without two groups of two."""
+"""Measured bandwidths between ranks: the same on every rank, and refused without two groups of two."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Clients that are trained by several processes each: the run of clients that are not, and nothing left behind."""
+"""Sharded clients: the same run as unsharded ones, and no processes left behind."""
 
 import os
 import subprocess
@@ -264,7 +264,9 @@ def test_processes_that_handle_one_message_find_the_daemon_of_the_one_before(tmp
     command = [sys.executable, "-c", SUPERNODE, str(program), str(tmp_path)]
     environment = os.environ | dict([mark.split("=")]) | {"PYTHONPATH": os.pathsep.join(sys.path)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, text=True, env=environment, bufsize=1) as node:  # type: ignore[call-overload]
+    with subprocess.Popen(  # type: ignore[call-overload]
+        command, **pipes, text=True, env=environment, bufsize=1
+    ) as node:
         assert node.stdin is not None and node.stdout is not None
         said = [node.stdout.readline()]
         first = numbers(mark, "clients.sharding.")

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded trainings: no bit changes on the way to another strategy or another number of ranks."""
+"""Checkpoints of sharded trainings: bits survive a change of strategy or number of ranks."""
 
 from pathlib import Path
 from typing import Any

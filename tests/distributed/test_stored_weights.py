@@ -1,4 +1,4 @@
-"""A model without values gets them from a file, unit by unit, and no rank has all of it at any time."""
+"""A model on the meta device loads its values from a file, unit by unit; no rank ever has all of it."""
 
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def test_a_model_on_the_meta_device_trains_as_one_with_the_same_values(stored: P
 
 
 def test_loading_takes_a_ranks_share_and_a_unit(stored: Path, tmp_path: Path) -> None:
-    """On rank 0 the files are mapped besides, which the allocator's events count and the system takes back when it likes."""
+    """On rank 0 the files are also memory-mapped. The allocator's events count that, but the system can reclaim it."""
     for rank in on_ranks(4, taken, stored, folder=tmp_path)[1:]:
         for name, (peak, kept) in rank.items():
             assert kept < peak <= kept + 1.01 * UNIT_BYTES, name

@@ -1,9 +1,9 @@
-"""What goes through a cable between two machines is what the plan says, by the kernel's own counters.
+"""Traffic over a cable between two machines equals the plan, by the kernel's own counters.
 
-Two machines, network namespaces, of two ranks each; the cable is as fast as it may be.  Each machine counts what it sends over some
-steps.  A counted segment is what TCP hands to the device (up to 64 KB, which a real card would cut into packets) with 66 bytes of headers: Ethernet 14,
-IPv4 20, TCP 20 with 12 of timestamps.  Without them remains the payload of TCP, which holds every byte that was planned, and besides what
-gloo says about each message, and two barriers: 2 % at most.
+Two machines (network namespaces) of two ranks each, with an unshaped cable.  Each machine counts what it sends in some
+steps.  A counted segment is what TCP passes to the device (up to 64 KB, which a real card would cut into packets), with
+66 bytes of headers: Ethernet 14, IPv4 20, TCP 20 with 12 of timestamps.  The rest is TCP payload: every planned byte,
+gloo's header of each message, and two barriers, at most 2 %.
 """
 
 import json
@@ -68,8 +68,12 @@ def counted(net: Cable, folder: Path) -> list[dict[str, list[int]]]:
     """Of each machine: bytes and segments of every player."""
     settings = folder / "settings.json"
     given = {
-        "meeting": f"file://{folder}/meeting", "ranks": RANKS, "accumulate": ACCUMULATE, "steps": STEPS, "players": PLAYERS,
-    }  # fmt: skip
+        "meeting": f"file://{folder}/meeting",
+        "ranks": RANKS,
+        "accumulate": ACCUMULATE,
+        "steps": STEPS,
+        "players": PLAYERS,
+    }
     settings.write_text(json.dumps(given), encoding="utf-8")
     environment = os.environ | {"GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""One small training, by a process alone and sharded over ranks, with everything that may be in the way."""
+"""A small training with everything that may interfere, in one process and sharded over ranks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A rank on one of two machines that a cable joins, for tests of what goes through it.
+"""A rank on one of two machines joined by a cable, for tests of its traffic.
 
 python -m tests.distributed.wired SETTINGS.json RANK
 """

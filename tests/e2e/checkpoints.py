@@ -1,4 +1,4 @@
-"""What of a checkpoint is the same bits whenever a run is repeated."""
+"""The parts of a checkpoint whose bits are the same whenever a run is repeated."""
 
 import hashlib
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The command line as a user starts it: a process and a folder of its own.
+"""The command line as a user starts it: in a separate process and folder.
 
-The process is forked from a server that has imported torch, Flower and the packages once: a command costs what it does, not four
-seconds of imports.  A test of what happens at import, or of signals, starts an interpreter of its own.
+The process is forked from a server that has imported torch, Flower and the packages, which saves four seconds of
+imports per command.  Tests of imports or signals start an interpreter of their own.
 """
 
 import atexit

@@ -1,7 +1,7 @@
-"""Machines of a network, as network namespaces on one bridge: own addresses, cables that can be pulled.
+"""Machines of a network, as network namespaces on one bridge, with their own addresses and cables that can be pulled.
 
-Needs root and iproute2; `why_not` says what is missing.  Names have a random part, and everything is taken down in any
-case, by name.
+Needs root and iproute2; `why_not` says what is missing.  Names have a random part, and everything is removed at the
+end, by name.
 """
 
 import json

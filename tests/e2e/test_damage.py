@@ -1,4 +1,4 @@
-"""Flip or cut any file of a run, then resume it: the same model and the same records come out, or an error that names the damage."""
+"""Flip or cut any file of a run, then resume it: the same model and records, or an error that names the damage."""
 
 import shutil
 from collections import Counter

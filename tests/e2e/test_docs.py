@@ -1,4 +1,4 @@
-"""What the documents tell a reader to type works."""
+"""The commands in the documentation work."""
 
 import json
 import re

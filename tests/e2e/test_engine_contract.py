@@ -1,7 +1,7 @@
-"""What every engine promises, played alike on each: one run of five rounds, and one that asks for an unknown client.
+"""Promises of every engine, played on each: a run of five rounds, and one that asks for an unknown client.
 
-The strategy and the objective are a user's own.  A client keeps a number, how often it has trained with success, and sends it
-besides its model; one client raises in its second round and is well again in its third.
+Strategy and objective are user-defined.  A client counts its successful trainings and sends the count beside its model;
+one client raises in its second round and recovers in its third.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Faults on the engines: the run ends in bounded time with those who answered, and every fault is in its results.
+"""Faults on engines: the run ends in bounded time with those who answered, and records every fault.
 
-The oracle is a run in process in which the clients that failed were never asked: with FedDyn, whose clients keep states, its
-figures are the same only if server and clients are in step after the fault.
+The oracle is an in-process run in which the failed clients were never sampled. With FedDyn, whose clients have state,
+its metrics are the same only if server and clients stay in step after the fault.
 """
 
 import json
@@ -129,7 +129,7 @@ def troubled(folder: Path, name: str, **changes: object) -> list[dict[str, Any]]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "own", "round_timeout_s"),
-    # Ray has to start two processes within round 1; a SuperLink misses the client that was killed after 20 s (tests/impatient)
+    # Ray starts two processes in round 1; a SuperLink notices the killed client after 20 s (tests/impatient)
     [("ray", {"init_args__num_cpus": 2}, 120), ("superlink", {"num_supernodes": 4}, 45)],
 )
 def test_a_client_that_is_killed_and_one_that_hangs_fail_their_round_alone(

@@ -67,7 +67,7 @@ def play(folder: Path, strategy: str, **engine: object) -> dict[str, str]:
 
 
 def hashes(run: Path) -> dict[str, str]:
-    """Of the lines, the model, the last checkpoint and the clients' last states, which lie in files or in a database."""
+    """Hash the records, the model, the last checkpoint and the last client states, in files or in a database."""
     found = {name: (run / name).read_bytes() for name in ("rounds.jsonl", "model.safetensors")}
     database = StateDatabase(run / "clients")
     for partition in range(NUM_CLIENTS):
@@ -117,7 +117,7 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", WORKERS])  # a SuperLink: below, killed
 def test_a_run_that_goes_on_in_other_processes_ends_with_the_same_bits(user_folder: Path, engine: str) -> None:
-    """Two rounds, and five with the clients' states of before: what clients keep lies where the next process finds it."""
+    """Two rounds, then five with the earlier client states: the next process finds what clients keep."""
     root = user_folder / f"resumed-{engine}"
     choice = settings(strategy__name="feddyn", results__root=root, **ENGINES[engine])
     begun = fedsign("run", *SMALL, *choice, "--set", "rounds=2", folder=user_folder)

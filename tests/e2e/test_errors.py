@@ -1,4 +1,4 @@
-"""A user's mistakes: one clear sentence with the remedy, exit code 2, never a traceback."""
+"""User mistakes: one clear sentence with a remedy, exit code 2, never a traceback."""
 
 import os
 import subprocess

@@ -1,14 +1,13 @@
-"""Kill -9 at random moments, resume, and compare with the run that nobody disturbed.
+"""Kill -9 at random moments, resume, and compare with an undisturbed run.
 
-Runs are forked from a warm process that has imported everything, this file itself (see `serve`), since starting
-an interpreter takes longer than a run.  There, whatever touches the disk or computes is wrapped: it is announced
-with all that it is part of ("write a checkpoint > rename a folder"), and done once the test has acknowledged it.
-So the test knows what the run is about to do, and kills it right there, while it waits; or lets it run freely from
-there and kills a moment later, inside of what was announced last, or in the code behind it.
+Runs are forked from a warm process that has imported everything, including this file (see `serve`), because starting an
+interpreter takes longer than a run.  There, every operation that writes to disk or computes is wrapped. It is announced
+with the operations that it is part of ("write a checkpoint > rename a folder"), and executed once the test has
+acknowledged it.  The test thus knows what the run is about to do, and can kill it right there while it waits, or
+a moment later, within the announced operation or in the code after it.
 
-The test's runs and those that nobody disturbs come from two warm processes, whose strings hash differently, and
-each run scrambles the global random generators first: what depends on these differs between runs, as it does
-between interpreters.
+Disturbed and undisturbed runs come from two warm processes with different string hashes, and each run scrambles the
+global random generators first: results that depend on these differ between runs, as between interpreters.
 """
 
 import functools
@@ -144,7 +143,7 @@ def warm(hash_seed: int) -> Iterator[Runs]:
         "PYTHONHASHSEED": str(hash_seed),
         "OMP_NUM_THREADS": "1",  # a process with threads cannot be forked safely
         "OPENBLAS_NUM_THREADS": "1",
-        "JE_ARROW_MALLOC_CONF": "background_thread:false",  # scikit-learn imports pandas, and that pyarrow, if it is there
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",  # scikit-learn imports pyarrow through pandas
     }
     with subprocess.Popen(
         [sys.executable, "-P", __file__],

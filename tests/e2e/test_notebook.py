@@ -1,4 +1,4 @@
-"""Notebooks: the tutorial runs from its first cell to its last, in an empty folder, and a cell can be interrupted."""
+"""Notebooks: the tutorial runs from start to end in an empty folder, and a cell can be interrupted."""
 
 import asyncio
 import math

@@ -1,8 +1,7 @@
-"""report.html in a real browser: no error, no overflow on a phone, charts that have a size, answer the pointer and the keys, and print.
+"""report.html in a real browser: no errors, no overflow on a phone, charts that react and can be printed.
 
-A window of headless Chromium is about 500 px wide at least, so the page stands in an <iframe> of the
-width to be tested.  A probe in the wrapper page, not in the report, writes what it finds into the
-wrapper's own text, which `--dump-dom` prints.
+A window of headless Chromium is at least about 500 px wide, so the page is in an <iframe> of the tested width.  A probe
+in the wrapper page, not in the report, writes its findings into the wrapper's own text, which `--dump-dom` prints.
 """
 
 import json
@@ -41,9 +40,11 @@ frame.addEventListener("load", async () => {{
   }};
   const figure = inner.querySelector(".plot canvas") && inner.querySelector(".plot").closest("figure");
   if (figure) {{
-    const plot = figure.querySelector(".plot"), over = figure.querySelector(".u-over"), key = figure.querySelector(".key");
+    const plot = figure.querySelector(".plot"), over = figure.querySelector(".u-over"), \
+key = figure.querySelector(".key");
     const press = (key) => plot.dispatchEvent(new KeyboardEvent("keydown", {{key, bubbles: true}}));
-    const said = () => [figure.querySelector("output").textContent, ...[...figure.querySelectorAll(".key b")].map((each) => each.textContent)];
+    const said = () => [figure.querySelector("output").textContent, \
+...[...figure.querySelectorAll(".key b")].map((each) => each.textContent)];
     found.atFirst = said();
     const box = over.getBoundingClientRect();
     over.dispatchEvent(new MouseEvent("mouseenter", {{clientX: box.left, clientY: box.top + 9}}));
@@ -123,7 +124,7 @@ def test_the_page_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
 def test_a_chart_answers_the_pointer_and_the_keys(tmp_path: Path) -> None:
-    """Accuracies 0.1, 0.2, 0.3: at first the last, under the pointer at the left edge the first, and one to the left the second."""
+    """Accuracies 0.1, 0.2, 0.3: initially the last, at the left edge the first, after an arrow key to the left the second."""
     write_report(a_run(tmp_path, [a_line(n, accuracy=n / 10) for n in (1, 2, 3)]))
     found, console = look(tmp_path, 1200, tmp_path / "profile")
     assert console == ""

@@ -126,7 +126,8 @@ def test_the_command_line_finds_its_packages_behind_others_of_their_names(user_f
 ABSENT = """
 import sys
 from fedsign.companions import HOME, import_packages
-sys.path[:] = [at for at in sys.path if at == str(HOME) or not (HOME / at / "clients").exists()]  # an installation beside
+sys.path[:] = [at for at in sys.path if at == str(HOME) or not (HOME / at / "clients").exists()]  \
+# an installation beside
 import_packages()
 import clients.own
 """

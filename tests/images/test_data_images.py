@@ -1,7 +1,7 @@
-"""Image readers on small files in the true formats, written here: exact pixels, and a sentence for every mishap.
+"""Image readers on small files in the true formats, written here: exact pixels, and one-sentence errors.
 
-torchvision compares MD5 sums with a table of its own.  Our small files are put into that table, so that the real
-reader with its real check reads them; a user's check is as strict as ever.
+torchvision compares MD5 sums with a table of its own.  Our small files are added to that table, so that the real reader
+with its real check accepts them; a user's check remains strict.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""MNIST's files: exact values, and a sentence where they are missing or damaged."""
+"""MNIST's files: exact values, and one-sentence errors if they are missing or damaged."""
 
 import gzip
 import re

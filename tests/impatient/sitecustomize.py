@@ -1,8 +1,8 @@
-"""Short pauses in Flower's programs: `tests/conftest.py` puts this folder on the PYTHONPATH of the processes that tests start.
+"""Shorter polling intervals in Flower's programs: `tests/conftest.py` adds this folder to child processes' PYTHONPATH.
 
-Flower 1.41 has no options for them.  Its SuperNode sleeps 3 s when there is no message, and 0.5 s before it looks for a reply again;
-an object that has not arrived yet is pulled again after 1 s; a server that is gone is tried again after up to 20 s; a node or a
-client that died is missed after 60 s.  So a round of a tiny model would take 5 s, and a test of a fault a minute.
+Flower 1.41 has no options for them.  Its SuperNode sleeps 3 s when there is no message, and 0.5 s before it looks for a
+reply again; a missing object is pulled again after 1 s; a lost server is retried after up to 20 s; a dead node or
+client is noticed after 60 s.  A round of a tiny model would take 5 s, and a test of a fault a minute.
 """
 
 import os

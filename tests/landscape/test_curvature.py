@@ -1,4 +1,6 @@
-"""The Hessian's trace and eigenvalues are those of the Hessian written out; the demonstrations are their own derivatives."""
+"""The Hessian's trace and eigenvalues equal those of the explicit Hessian; the demonstrations equal their
+derivatives.
+"""
 
 import numpy as np
 import pytest
@@ -106,7 +108,10 @@ def test_the_trace_of_the_softmax_demonstration_is_that_of_the_hessian_written_o
 
 
 def test_the_relu_demonstration_moves_by_the_mean_that_the_normal_distribution_gives() -> None:
-    """E sign(a h_i + delta_i) = 2 Phi(a h_i) - 1, so E (w + lambda sign w)^T h = a |h|^2 + lambda sum h_i (2 Phi(a h_i) - 1)."""
+    """E sign(a h_i + delta_i) = 2 Phi(a h_i) - 1.
+
+    So E (w + lambda sign w)^T h = a |h|^2 + lambda sum h_i (2 Phi(a h_i) - 1).
+    """
     lambdas = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
     before, after = relu_demo(lambdas, draws=20_000)
     assert before.shape == (5, 20_000) and np.array_equal(after, np.maximum(before, 0))

@@ -1,4 +1,4 @@
-"""Many points at once are what one point after another is, and the model stays as it was."""
+"""Evaluating many points at once equals evaluating one after another, and leaves the model unchanged."""
 
 import copy
 from collections.abc import Callable

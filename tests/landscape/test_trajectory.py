@@ -1,4 +1,4 @@
-"""The principal plane is scikit-learn's PCA of the same steps; of a path within a plane nothing is lost."""
+"""The principal plane equals scikit-learn's PCA of the same steps, and is exact for a path within a plane."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Noises, directions, scales and groups as the paper defines them; valleys of functions known in closed form."""
+"""Noise, directions, scales and groups as the paper defines them; valleys of functions known in closed form."""
 
 import numpy as np
 import pytest

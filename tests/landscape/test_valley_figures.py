@@ -1,4 +1,4 @@
-"""What the pictures of a landscape say: every character, one color a direction, levels, and which model is which."""
+"""Figures of a landscape: all characters, one color per direction, levels, and which model is which."""
 
 import io
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What tests of language data share: a tokenizer as Hugging Face's libraries save it, and lines of instructions."""
+"""Shared helpers for tests of language data: a tokenizer in the format of Hugging Face, and lines of instructions."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Models of `transformers` from a folder or a config: their own logits, one tensor one name, and sentences for what is missing."""
+"""Models of `transformers` from a folder or a config: equal logits, one name per tensor, and one-sentence errors."""
 
 import copy
 import json
@@ -210,6 +210,9 @@ def test_where_the_library_is_missing_a_sentence_names_the_extra(monkeypatch: py
     monkeypatch.setitem(sys.modules, "transformers", None)  # what Python itself takes for "cannot be imported"
     with pytest.raises(
         ConfigError,
-        match=r"model\.name=transformers needs the package 'transformers', which is not installed here: pip install 'fedsign\[llm\]'",
+        match=(
+            r"model\.name=transformers needs the package 'transformers', which is not installed here: "
+            r"pip install 'fedsign\[llm\]'"
+        ),
     ):
         build(path="any")

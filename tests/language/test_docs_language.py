@@ -1,4 +1,4 @@
-"""docs/how-to/language-data.md: every program is run, and every command, for one short round."""
+"""docs/how-to/language-data.md: every program and every command runs, for one short round."""
 
 import re
 import sys

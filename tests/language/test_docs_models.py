@@ -1,4 +1,4 @@
-"""What the page on language models tells a reader to type works."""
+"""The commands of the page on language models work."""
 
 import shlex
 from pathlib import Path
@@ -14,7 +14,9 @@ from tests.e2e.test_docs import snippets
 def test_the_page_on_language_models_runs_from_the_base_to_the_exported_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a shorter pretraining and fewer rounds, and without what is for a reader's own machine: `pip` and the recipe."""
+    """With a shorter pretraining and fewer rounds, without `pip` and the recipe, which are for a reader's own
+    machine.
+    """
     page = "docs/how-to/federated-llm.md"
     monkeypatch.chdir(tmp_path)
     make, use = snippets(page, "python")

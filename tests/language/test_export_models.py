@@ -1,4 +1,4 @@
-"""Models of a run as folders that `transformers` loads: the same logits, by way of the disk."""
+"""Exported models of a run, loaded by `transformers`: the same logits after a round trip to disk."""
 
 from importlib.util import find_spec
 from pathlib import Path

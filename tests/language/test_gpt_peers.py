@@ -34,9 +34,14 @@ def with_exact_norms(model: nn.Module) -> nn.Module:
 
 def llama(**settings: Any) -> nn.Module:
     config = transformers.LlamaConfig(
-        vocab_size=17, hidden_size=32, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, rms_norm_eps=1e-5,
+        vocab_size=17,
+        hidden_size=32,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        rms_norm_eps=1e-5,
         **settings,
-    )  # fmt: skip
+    )
     model: nn.Module = transformers.LlamaForCausalLM(config)
     return model
 
@@ -63,10 +68,16 @@ def test_with_llamas_settings_the_logits_are_llamas(num_kv_heads: int, tied: boo
         "blocks.": "model.layers.",
     }
     inner = {
-        "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attention.query": "self_attn.q_proj",
-        "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj", "attention.out": "self_attn.o_proj",
-        "ffn.gate": "mlp.gate_proj", "ffn.up": "mlp.up_proj", "ffn.down": "mlp.down_proj",
-    }  # fmt: skip
+        "attention_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.out": "self_attn.o_proj",
+        "ffn.gate": "mlp.gate_proj",
+        "ffn.up": "mlp.up_proj",
+        "ffn.down": "mlp.down_proj",
+    }
     state = {}
     for name, tensor in ours.state_dict().items():
         start = next(prefix for prefix in renamed if name.startswith(prefix))

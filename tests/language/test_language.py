@@ -1,4 +1,4 @@
-"""The language task: what it scores, what an evaluation keeps, and whom it does not suit."""
+"""The language task: what it scores, what an evaluation keeps, and which experiments it refuses."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Text as blocks of tokens: nothing is lost, nothing is scored twice, and the test text is in no training block."""
+"""Text as blocks of tokens: nothing is lost or scored twice, and no test text is in a training block."""
 
 import numpy as np
 import pytest

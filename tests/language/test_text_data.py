@@ -1,4 +1,4 @@
-"""Texts and instructions of a user's own: what is scored, what shares a block, what was cut, and what is refused."""
+"""User-defined texts and instructions: what is scored, what shares a block, what was cut, and what is refused."""
 
 from collections.abc import Mapping
 from pathlib import Path

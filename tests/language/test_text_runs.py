@@ -1,4 +1,4 @@
-"""Runs on text give the same bits wherever clients train: in process, in workers, and at nodes that hold their own lines."""
+"""Runs on text give the same bits in process, in workers, and at nodes with their own lines."""
 
 import logging
 from collections.abc import Iterator

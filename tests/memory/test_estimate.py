@@ -1,4 +1,4 @@
-"""`fedsign estimate memory`: the table, the numbers, the picture, and refusals in a sentence."""
+"""`fedsign estimate memory`: table, numbers, figure, and one-sentence errors."""
 
 import json
 import re
@@ -21,9 +21,13 @@ from simulations.memory.estimate import chart_of, of_named
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "estimate-memory.md"
 TINY = {
-    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 192,
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 192,
     "vocab_size": 97,
-}  # fmt: skip
+}
 
 
 @pytest.fixture

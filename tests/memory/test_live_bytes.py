@@ -1,4 +1,4 @@
-"""Live bytes equal closed forms, and what the allocator says."""
+"""Live bytes equal closed forms and the allocator's count."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,9 @@ def counted(step: Step, live: LiveBytes) -> None:
 
 
 def test_a_linear_layers_step_holds_what_its_formula_says() -> None:
-    """Forward: y and y^2.  Backward: dL/dy when dW and db are made, the loss and its gradient 1.  A step count is a scalar."""
+    """Forward: y and y^2.  Backward: dL/dy while computing dW and db, the loss and its gradient 1.  A step count is a
+    scalar.
+    """
     step = Step(fused=True)
     with LiveBytes() as live:
         counted(step, live)
@@ -72,7 +74,7 @@ def test_the_allocator_agrees_to_scalars(settings: dict[str, bool]) -> None:
 
 
 def test_foreach_takes_a_copy_of_all_trained_and_a_loop_two_of_the_largest() -> None:
-    """On top of weights, gradients and two moments: the denominator, sqrt(v) + eps, and in a loop its quotient beside it."""
+    """Beyond weights, gradients and two moments: the denominator sqrt(v) + eps, and in a loop also its quotient."""
     peaks = {}
     for name, settings in {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}.items():
         step = Step(**settings)

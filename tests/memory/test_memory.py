@@ -1,4 +1,4 @@
-"""Estimates of memory equal formulas over shapes, and what an allocator measures."""
+"""Memory estimates equal formulas over shapes, and an allocator's measurements."""
 
 import json
 from dataclasses import replace
@@ -213,7 +213,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "mistral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
         "num_key_value_heads": 8, "intermediate_size": 14_336, "vocab_size": 32_000,
     },
-    "gpt2-small": {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50_257},
+    "gpt2-small": {
+        "model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50_257,
+    },
 }  # fmt: skip
 
 
@@ -228,8 +230,8 @@ def test_a_config_file_makes_the_named_model(name: str, tmp_path: Path) -> None:
 def test_another_family_is_made_by_transformers(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     config = {
-        "model_type": "qwen2", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 128, "vocab_size": 97, "tie_word_embeddings": False,
+        "model_type": "qwen2", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 97, "tie_word_embeddings": False,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     subject = subject_of(str(tmp_path))
@@ -244,8 +246,13 @@ def test_another_family_is_made_by_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "no JSON"), ("[]", "no 'model_type'"), ('{"model_type": "gpt2"}', "whole config.json"), ('{"model_type": "bert2"}', "transformers")],
-)  # fmt: skip
+    [
+        ("{", "no JSON"),
+        ("[]", "no 'model_type'"),
+        ('{"model_type": "gpt2"}', "whole config.json"),
+        ('{"model_type": "bert2"}', "transformers"),
+    ],
+)
 def test_what_is_no_config_is_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):

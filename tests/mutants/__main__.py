@@ -1,4 +1,4 @@
-"""Plants the mutants one after another, says which test kills each, and fails if too many survive.
+"""Plant one mutant after another, report which test kills it, and fail if too many survive.
 
 python -m tests.mutants                            # all faults, 100 operator mutants, the fast tests
 python -m tests.mutants --only faults --pattern privacy --complete

@@ -1,8 +1,8 @@
-"""What is planted: the faults of `faults.toml`, and operator mutants of the core.
+"""The planted mutants: the faults of `faults.toml`, and operator mutants of the core.
 
-A fault is found by its text, wherever the code lies.  An operator mutant changes one node of a function's body: an operator, an
-integer by one, a condition or a returned value, `min` or `max`.  Module-level tables and constants, defaults, assertions and the
-text of messages are left alone: most of their mutants are equivalent.
+A fault is found by its text, wherever the code is.  An operator mutant changes one node of a function's body: an
+operator, an integer by one, a condition or a returned value, `min` or `max`.  Module-level tables and constants,
+defaults, assertions and message texts are left alone, because most of their mutants are equivalent.
 """
 
 import ast
@@ -22,8 +22,9 @@ FAULTS = Path(__file__).with_name("faults.toml")
 # the core's drawing of charts, whose faults are for eyes to see
 _DRAWING = ("svg", "curves", "population", "split", "plots", "*_plots", "run_charts")
 _SWAPPED = (
-    (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mult), (ast.Mod, ast.Mult), (ast.Pow, ast.Mult), (ast.Lt, ast.LtE),
-    (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.And, ast.Or),
+    (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mult), (ast.Mod, ast.Mult), (ast.Pow, ast.Mult),
+    (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn),
+    (ast.And, ast.Or),
 )  # fmt: skip
 _SWAPS: Mapping[type[ast.AST], Any] = {two: one for one, two in _SWAPPED} | dict(_SWAPPED)
 _OTHER_NAME = {"min": "max", "max": "min"}
@@ -68,8 +69,8 @@ def faults(root: Path) -> list[Mutant]:
         lines, symbols = _around(ast.parse(text), {*range(first, first + before.count("\n") + 1)})
         found.append(
             Mutant(
-                capability=fault["capability"], sentence=fault["sentence"], path=places[0], start=start, stop=start + len(before),
-                after=fault["after"], lines=lines, symbols=symbols,
+                capability=fault["capability"], sentence=fault["sentence"], path=places[0], start=start,
+                stop=start + len(before), after=fault["after"], lines=lines, symbols=symbols,
             )
         )  # fmt: skip
     return found
@@ -158,7 +159,9 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _around(tree: ast.Module, changed: Collection[int]) -> tuple[frozenset[int], frozenset[str]]:
-    """The lines of the innermost statements that hold these, but for what runs at import; the names of functions and classes around."""
+    """Return the lines of the innermost statements without import-time code, and the enclosing functions and
+    classes.
+    """
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
     around = [node for node in statements if _lines(node) & {*changed}]
     lines = set[int]()

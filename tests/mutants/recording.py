@@ -1,8 +1,9 @@
-"""Which test runs which line, and how long a test takes: recorded once with coverage, as a pytest plugin.
+"""Which test runs which line, and each test's duration: recorded once with coverage, as a pytest plugin.
 
-Child processes are measured, too: their context is the test that is named in their environment, `PYTEST_CURRENT_TEST`.
-`multiprocessing`'s fork server keeps the environment of the first test that asks for it, so each test file gets one of its own;
-and a fixture that several tests share runs in the first of them.  So what one test of a file runs may be seen by the others, too.
+Child processes are measured, too; their context is the test named in their environment, `PYTEST_CURRENT_TEST`.
+`multiprocessing`'s fork server keeps the environment of the first test that needs it, so each test file gets its own.
+A fixture shared by several tests runs in the first of them. Lines run by one test of a file may thus be attributed to
+its other tests.
 """
 
 import json
@@ -55,9 +56,9 @@ class Recording:
         return data
 
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """The tests that run the mutant's lines, then the others of their files; in each part the likeliest and cheapest first.
+        """Return the tests that run the mutant's lines, then the others of their files, likeliest and cheapest first.
 
-        Where nobody runs the lines, or they run at import: the tests whose file names the module or what is in it.
+        If no test runs the lines, or they run at import: the tests whose file names the module or what is in it.
         """
         running = self._running(mutant.path, mutant.lines)
         files = {_file(test) for test in running} or {
@@ -93,7 +94,7 @@ class Recording:
         return found
 
     def _distance(self, file: str, mutant: Mutant) -> int:
-        """0: the file names the module, or is it; 1: it names its package, or a function or class around the mutant; 2: none."""
+        """0: the file names the module, or is it; 1: its package, or an enclosing function or class; 2: nothing."""
         module, text = module_of(mutant.path), self._text(file)
         package = module.rpartition(".")[0]
         if file == mutant.path or module in text or f"from {package} import {module.rpartition('.')[2]}" in text:
@@ -107,7 +108,7 @@ class Recording:
 
 
 def recording_of(copy: Path, cache: Path, selection: list[str], *, workers: int, reuse: bool = False) -> Recording:
-    """The recording of a copy of the tree, made now if there is none of these files and this selection; `reuse`: the newest will do."""
+    """Return the recording of a copy of the tree, made now unless it exists; `reuse`: accept the newest one."""
     made = sorted(cache.glob("*/root.json"), key=lambda path: path.stat().st_mtime)
     if reuse and made:
         return Recording(made[-1].parent, copy)

@@ -1,4 +1,4 @@
-"""What `python -m tests.mutants` plants; it takes too long to be run among the tests."""
+"""The mutants planted by `python -m tests.mutants`, which itself takes too long for a test."""
 
 import ast
 from collections import Counter

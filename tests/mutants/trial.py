@@ -1,6 +1,6 @@
-"""A mutant's trial: the tests that can see it, in a scratch copy of the tree, until one fails.
+"""A mutant's trial: run the tests that can detect it, in a scratch copy of the tree, until one fails.
 
-Tests run in a process that is forked from one that has imported the libraries, and nothing of ours.
+Tests run in a process forked from one that has imported the libraries, but no code of this project.
 """
 
 import json
@@ -65,7 +65,7 @@ class Copy:
     def try_out(
         self, mutant: Mutant, tests: Mapping[str, float], *, options: Sequence[str], budget_s: float
     ) -> Outcome:
-        """Plant a mutant, run tests (with their recorded seconds) in their order for at most `budget_s`, and restore the file."""
+        """Plant a mutant, run tests (with recorded seconds) in order for up to `budget_s`, restore the file."""
         began, num_run = time.monotonic(), 0
         file = self.root / mutant.path
         source = file.read_text(encoding="utf-8")

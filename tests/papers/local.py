@@ -1,4 +1,4 @@
-"""What a client is given, for tests of objectives."""
+"""Inputs of a client, for tests of objectives."""
 
 from collections.abc import Mapping
 

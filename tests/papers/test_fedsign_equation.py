@@ -1,4 +1,4 @@
-"""FedSign, arXiv 2405.12489, Eq. 1, written out again from the paper and compared element by element."""
+"""FedSign, arXiv 2405.12489, Eq. 1, reimplemented from the paper and compared by element."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The gradients of FedProx, FedDyn, SCAFFOLD and MOON, against their closed forms and the written losses."""
+"""Gradients of FedProx, FedDyn, SCAFFOLD and MOON against closed forms and the losses as written."""
 
 import math
 

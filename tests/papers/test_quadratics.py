@@ -1,8 +1,8 @@
-"""Heterogeneous least squares under partial participation: who reaches the joint optimum.
+"""Heterogeneous least squares under partial participation: which strategies reach the joint optimum.
 
-Client k minimizes F_k(w) = mean_i (x_i^T w - y_i)^2 over its own samples, with another design and another
-true w for every client; the joint optimum of mean_k F_k comes from the normal equations in float64.  Each
-round samples 3 of 6 clients, which take 20 full-batch steps.
+Client k minimizes F_k(w) = mean_i (x_i^T w - y_i)^2 over its own samples, with its own design and true w; the joint
+optimum of mean_k F_k comes from the normal equations in float64.  Each round samples 3 of 6 clients, which take 20
+full-batch steps.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Server optimizers against Algorithm 2 of Reddi et al. 2021 and FedAvgM, written out in NumPy."""
+"""Server optimizers against Algorithm 2 of Reddi et al. 2021 and FedAvgM, reimplemented in NumPy."""
 
 from typing import Any
 

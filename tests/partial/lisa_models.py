@@ -1,4 +1,4 @@
-"""A small model with blocks, its data, and training steps, for tests of LISA and of what it is compared with."""
+"""A small model with blocks, its data, and training steps, for tests of LISA and of its alternatives."""
 
 import torch
 from torch import Tensor, nn

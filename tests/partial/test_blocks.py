@@ -1,4 +1,4 @@
-"""The list of blocks is found in every model that LISA is for, and where it is not clear a sentence says what to set."""
+"""The list of blocks is found in every model that LISA supports; if it is ambiguous, an error says what to set."""
 
 import importlib.util
 from collections.abc import Callable

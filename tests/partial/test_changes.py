@@ -1,4 +1,4 @@
-"""A client is sent what it lacks and has the whole model, whatever has happened to what it kept."""
+"""A client is sent what it lacks and ends up with the whole model, whatever happened to what it kept."""
 
 import logging
 import os

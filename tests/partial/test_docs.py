@@ -1,4 +1,4 @@
-"""What the page on LISA tells a reader to type works."""
+"""The commands of the page on LISA work."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""GaLore against its definition: a step by hand, Adam in the rotated basis, the authors' loop in a few lines, bytes by the formula."""
+"""GaLore against its definition: a manual step, Adam in the rotated basis, the authors' loop, bytes by the formula."""
 
 import pytest
 import torch
@@ -16,9 +16,11 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize(("shape", "side"), [((4, 2), "right"), ((2, 4), "left")])
 def test_one_step_by_hand(shape: tuple[int, int], side: str) -> None:
-    """G = 3 u v^T has one singular value, so with rank 1 R = +-3 u (or 3 v^T), and m_hat = R, v_hat = R^2 after one step.
+    """G = 3 u v^T has one singular value, so with rank 1 R = +-3 u (or 3 v^T), and m_hat = R, v_hat = R^2 after one
+    step.
 
-    N = R / (|R| + eps): each element is the sign, shrunk by eps; then lr 0.1, scale 0.25, and decay 0.1 * 0.5 afterwards.
+    N = R / (|R| + eps): each element is the sign, shrunk by eps; then lr 0.1, scale 0.25, and decay 0.1 * 0.5
+    afterwards.
     """
     u, v = (nn.functional.normalize(torch.arange(1.0, size + 1), dim=0) for size in shape)
     start = torch.ones(shape)
@@ -33,7 +35,9 @@ def test_one_step_by_hand(shape: tuple[int, int], side: str) -> None:
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
 def test_with_full_rank_and_scale_one_it_is_adam_in_the_rotated_basis(shape: tuple[int, int]) -> None:
-    """With P orthogonal, the gradient of f(W' P^T) in W' is G P: Adam on W', turned back, takes GaLore's steps (left: alike)."""
+    """With P orthogonal, the gradient of f(W' P^T) in W' is G P: Adam on W', rotated back, equals GaLore (left:
+    alike).
+    """
     target, start = draw(*shape, seed=1), draw(*shape, seed=2)
 
     def loss(weight: Tensor) -> Tensor:
@@ -98,7 +102,10 @@ def of_tower(model: Tower, **settings: object) -> GaLore:
 @pytest.mark.parametrize("projected", ["blocks", "linear"])
 @pytest.mark.parametrize("rank", [2, 100])
 def test_bytes_of_the_state_equal_the_formula(projected: str, rank: int) -> None:
-    """A matrix [m, n] with r = min(rank, m, n): two moments of r max(m, n) and a projector of r min(m, n); others two of their size."""
+    """A matrix [m, n] with r = min(rank, m, n) has two moments of r max(m, n) and a projector of r min(m, n).
+
+    Other tensors have two moments of their own size.
+    """
     model = tower()
     optimizer = of_tower(model, rank=rank, projected=projected)
     train(model, optimizer, range(2))

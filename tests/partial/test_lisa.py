@@ -1,4 +1,4 @@
-"""LISA against the paper's Algorithm 1: what trains when, what its state takes at every step, and what it must be equal to."""
+"""LISA against the paper's Algorithm 1: what trains when, optimizer state at every step, and equivalent trainings."""
 
 import copy
 import gc

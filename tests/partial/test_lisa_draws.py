@@ -1,4 +1,4 @@
-"""Draws of blocks are uniform, or have exactly the inclusion that the weights say: chi-square over many seeded draws."""
+"""Block draws are uniform, or have the inclusion probabilities of the weights: chi-square over seeded draws."""
 
 from collections import Counter
 from itertools import combinations

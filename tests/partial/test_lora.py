@@ -1,4 +1,4 @@
-"""LoRA: starts as its base to the bit, trains and sends adapters alone, and merges into a plain model."""
+"""LoRA: starts bit-identical to its base, trains and sends only adapters, and merges into a plain model."""
 
 import copy
 import math
@@ -43,8 +43,13 @@ def of_transformers(kind: str) -> nn.Module:
         config = library.GPT2Config(**ends, n_positions=12, n_embd=32, n_layer=2, n_head=4)
     else:
         config = library.LlamaConfig(
-            **ends, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
-        )  # fmt: skip
+            **ends,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
     with torch_stream(0, Purpose.MODEL):
         network = library.AutoModelForCausalLM.from_config(config)
     untie(network)

@@ -1,4 +1,4 @@
-"""Adapters over a SuperLink: the run is that of one process, and nothing but adapters is in its files."""
+"""Adapters over a SuperLink: the run equals that of one process, and its files hold only adapters."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Clients that train a part of the model, on every engine: the bits of the run in process, bytes down included."""
+"""Partial training on every engine: the bits of the in-process run, including bytes sent down."""
 
 import json
 import os

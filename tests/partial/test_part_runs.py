@@ -1,4 +1,4 @@
-"""Runs whose clients train a part of the model: the same lines by every way, and bytes that are those of the tensors."""
+"""Runs with partial training: the same records on every path, and bytes that match the tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path

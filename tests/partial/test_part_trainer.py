@@ -1,4 +1,4 @@
-"""A client's round with LISA: a loop written out by hand, whose tensors change and whose do not, and what lies in memory."""
+"""A client's round with LISA: a hand-written loop, which tensors change, and what is in memory."""
 
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -83,7 +83,9 @@ def train(work: Workload, folder: Path, asked: TrainRequest, *, copies: bool = T
 
 
 def draws_of(work: Workload, *, partition: int = 2, round: int = 1) -> list[int]:
-    """The block of each step of a client's round, from the streams that are promised: (seed, client, steps // period)."""
+    """Return the block of each step of a client's round, from the documented streams: (seed, client, steps //
+    period).
+    """
     first = (round - 1) * NUM_STEPS
     streams = [
         generator(work.config.seed, Purpose.LAYERS, round=step // 2, partition=partition)
@@ -101,7 +103,9 @@ def by_hand(
     partition: int = 2,
     round: int = 1,
 ) -> tuple[nn.Module, set[str]]:
-    """LISA as its definition says: freeze, AdamW of the rest, with the objective's penalty over all parameters, frozen or not."""
+    """LISA by definition: freeze, AdamW on the rest, with the objective's penalty over all parameters, frozen or
+    not.
+    """
     model = work.make_model().train()
     model.load_state_dict(start)
     blocks = draws_of(work, partition=partition, round=round)
@@ -193,7 +197,7 @@ def test_what_was_received_never_changes_by_one_bit(name: str, moments: str, tmp
 
 
 def test_a_trainers_clients_do_not_know_of_each_other(tmp_path: Path) -> None:
-    """The reply of the second client is that of a trainer that has only ever seen this one; the first reply stays as it is."""
+    """The second client's reply equals that of a fresh trainer, and the first reply stays unchanged."""
     work = workload()
     tensors, trainer = served(work), SequentialTrainer(work)
     first = trainer.train(request(tensors, partition=2), ClientStore(tmp_path))
@@ -218,7 +222,7 @@ def test_with_all_blocks_a_round_is_adamws_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_a_network_of_images_keeps_its_layout_and_all_stages_are_adamws(copies: bool, tmp_path: Path) -> None:
-    """Convolutions lie with their channels last, in memory of the model's own; nothing is borrowed, and the bits are AdamW's."""
+    """Convolutions are channels-last in the model's own memory; nothing is borrowed, and the bits equal AdamW's."""
     model = {"name": "cnn", "channels": [2, 3]}
     steps = {"local_steps": 3}
     ours, few, torchs = (
@@ -257,7 +261,7 @@ def test_tensors_that_cannot_be_borrowed_are_copied_into_the_models_own_memory(n
 
 
 def test_clipping_takes_the_norm_of_the_gradients_that_are_there(tmp_path: Path) -> None:
-    """One step from zero moments moves by lr sign(g) whatever the norm, so it is AdamW's eps that shows the clipping."""
+    """One step from zero moments moves by lr sign(g) whatever the norm, so only AdamW's eps reveals the clipping."""
     work = workload(
         optimizer={**LISA_SETTINGS, "eps": 1.0}, client={"local_steps": 1, "clip_norm": 1e-3, "weight_decay": 0.0}
     )
@@ -341,18 +345,22 @@ def trained_bytes(reply: TrainReply) -> int:
 
 
 def activation_bytes(width: int) -> int:
-    """Of one step: for each of 4 blocks the outputs of Linear, BatchNorm, ReLU and the sum, and as many gradients; features
-    and outputs besides; twice that for what kernels allocate in between."""
+    """One step keeps, for each of 4 blocks, the outputs of Linear, BatchNorm, ReLU and the sum, and their gradients.
+
+    Features and outputs come on top; all of it twice, for temporary buffers of the kernels.
+    """
     return 2 * 4 * BATCH * (2 * 4 * (4 * width) + 64 + 4 * 10)
 
 
 @pytest.mark.needs("memory")
 @pytest.mark.parametrize("name", ["plain", "fedprox", "fedsign"])
 def test_a_client_takes_no_more_than_what_it_trains_beyond_what_it_received(name: str, tmp_path: Path) -> None:
-    """Peak bytes beyond the received tensors: weights trained in the round, and of those trained at a time the gradient and two moments.
+    """Peak bytes beyond the received tensors: the weights trained in the round, and for those trained at a time the
+    gradient
+    and two moments.
 
-    A penalty keeps up to four tensors of their size for its backward pass (FedSign: the sign, its size, their product with the
-    weights, the logistic function of that).
+    A penalty keeps up to four tensors of their size for its backward pass (FedSign: the sign, the absolute value, their
+    product with the weights, the logistic function of that).
     """
     from fedsign.memory.live import LiveBytes
 

@@ -1,4 +1,4 @@
-"""Replies that hold a part of the model: means over those who sent a tensor, and nothing moves that nobody sent."""
+"""Partial replies: means over those who sent a tensor; tensors that nobody sent stay."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

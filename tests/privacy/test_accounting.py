@@ -1,4 +1,4 @@
-"""Epsilon against closed forms that this file derives by itself, and what a run's budget counts."""
+"""Epsilon against closed forms derived in this file, and what a run's budget counts."""
 
 import json
 import math

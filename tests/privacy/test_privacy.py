@@ -101,7 +101,9 @@ def test_an_update_keeps_its_direction_and_gets_at_most_the_norm() -> None:
 
 
 def test_the_norm_is_to_the_bit_the_same_with_any_number_of_threads() -> None:
-    """Noise is bound to the update's bits, and engines differ in their threads; BLAS adds up in an order of its own for each."""
+    """Noise is derived from the update's bits. Engines use different thread counts, and BLAS sums in an order of its
+    own.
+    """
     code = (
         "import numpy as np; from fedsign.privacy.clipping import norm_of; "
         "print([norm_of(np.random.default_rng(0).normal(size=size)).hex() for size in (100_000, 1_000_000)])"
@@ -231,7 +233,10 @@ def test_the_noise_is_the_same_for_the_same_replies_and_another_for_others_or_in
     fewer, other = replies[:3], [*replies[:3], reply(3, given[3] * 1.001)]
     noise = {
         name: move(released(tmp_path, some, round=round, noise_multiplier=1.0)) - move(released(tmp_path, some))
-        for name, some, round in [("first", replies, 1), ("again", replies, 1), ("later", replies, 2), ("fewer", fewer, 1), ("other", other, 1)]
+        for name, some, round in [
+            ("first", replies, 1), ("again", replies, 1), ("later", replies, 2),
+            ("fewer", fewer, 1), ("other", other, 1),
+        ]
     }  # fmt: skip
     assert np.array_equal(noise["first"], noise["again"])
     for name in ("later", "fewer", "other"):

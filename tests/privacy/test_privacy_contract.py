@@ -1,4 +1,4 @@
-"""[privacy] in whole runs: with every strategy of ours, over both exchanges, resumed, refused."""
+"""[privacy] in whole runs: with every FedSign strategy, over both exchanges, resumed, refused."""
 
 import json
 import shutil
@@ -355,7 +355,7 @@ def test_settings_that_are_none_are_refused(
 
 @pytest.mark.needs("robustness")
 def test_a_client_that_fails_counts_as_one_that_did_not_move(secret: str, tmp_path: Path) -> None:
-    """The mean is over the cohort, so with one of three replies the update is a third of what that client alone gives."""
+    """The mean is over the cohort, so with one of three replies the update is a third of that client's."""
     settings = {**CENTRAL, "noise_multiplier": 0.0, "clip_norm": 1e9, "secret_file": secret, "sampling": "public"}
     faults = {"drop_rate": 0.5}
     failing = run(tree(tmp_path, "feddyn", settings, rounds=1, faults=faults))

@@ -1,4 +1,4 @@
-"""[privacy] and [attack] on engines of other processes: the same bits as in process, and the secret stays where it is."""
+"""[privacy] and [attack] on engines with other processes: bits equal those in process, and the secret stays private."""
 
 from pathlib import Path
 

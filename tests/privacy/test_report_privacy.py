@@ -1,4 +1,4 @@
-"""The page of a run with privacy or with attackers: the budget, what it means, and who attacked."""
+"""The page of a run with privacy or with attackers: the budget, its meaning, and the attackers."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a user may say of Ray: nothing that is given is ignored, and what is wrong is refused before Ray starts."""
+"""Ray's settings: none is ignored, and invalid ones are refused before Ray starts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Burgers' equation: its numerical solution is the exact one, a network's derivatives are autograd's, and coefficients have the right gradients."""
+"""Burgers' equation: numerical against exact solution, network derivatives against autograd, coefficient gradients."""
 
 import numpy as np
 import pytest
@@ -27,9 +27,10 @@ TIMES = np.linspace(0, 1, 11)
 
 
 def by_cole_and_hopf(x: Array, t: float, *, advection: float, viscosity: float) -> Array:
-    """Its integrals over the heat kernel, by Gauss and Hermite: u = -int sin(pi y) F(y) e^(-s^2) ds / int F(y) e^(-s^2) ds, y = x - sqrt(4 nu t) s.
+    """Solve by Cole-Hopf integrals over the heat kernel, with Gauss-Hermite quadrature.
 
-    F(y) = exp(-a cos(pi y) / (2 pi nu)); Basdevant et al. 1986, with a = 1.
+    u = -int sin(pi y) F(y) e^(-s^2) ds / int F(y) e^(-s^2) ds, y = x - sqrt(4 nu t) s, F(y) = exp(-a cos(pi y) / (2 pi
+    nu)); Basdevant et al. 1986, with a = 1.
     """
     nodes, weights = np.polynomial.hermite.hermgauss(100)
     y = x[:, None] - np.sqrt(4 * viscosity * t) * nodes
@@ -69,7 +70,10 @@ def test_more_points_are_exponentially_better() -> None:
 
 
 def test_the_mean_is_kept_and_energy_lost_to_viscosity() -> None:
-    """d/dt int u = 0 and d/dt int u^2 / 2 = -nu int u_x^2, of a start without symmetry: sums over the grid are exact integrals of few modes."""
+    """d/dt int u = 0 and d/dt int u^2 / 2 = -nu int u_x^2, for an asymmetric start.
+
+    Sums over the grid are exact integrals of a few modes.
+    """
     x = grid(128)
     first = 0.3 + np.sin(np.pi * x) + 0.5 * np.cos(2 * np.pi * x + 0.4)
     times = np.linspace(0, 0.5, 2001)
@@ -101,7 +105,9 @@ def second_moment(nodes: int) -> float:
 
 @pytest.mark.parametrize("count", [16, 49, 144])
 def test_the_gradient_of_the_black_box_is_that_of_central_differences(count: int) -> None:
-    """But for the scale of a quadrature of few nodes; differences of 1e-4 see the solver's tolerance of 1.4e-8 as 1e-4 or so."""
+    """Up to the scale of a coarse quadrature; differences of 1e-4 turn the solver's tolerance of 1.4e-8 into about
+    1e-4.
+    """
     problem, meta = observed(), coefficients()
     found = fg2u_zo(num_directions=count, directions="quadrature")(problem, meta, generator=torch.Generator())
     scale = second_moment(round(count**0.5))
@@ -116,7 +122,9 @@ def test_the_gradient_of_the_black_box_is_that_of_central_differences(count: int
 
 
 def test_random_directions_find_the_same_gradient_on_the_mean() -> None:
-    """All four Rademacher vectors of two coefficients once, by their symmetry: (g.v) v of v and of -v are one, and the mean is g."""
+    """All four Rademacher vectors of two coefficients, by symmetry: (g.v) v is the same for v and -v, and the mean is
+    g.
+    """
     problem, meta = observed(), coefficients()
     found = [
         fg2u_zo(num_directions=1)(problem, meta, generator=torch.Generator().manual_seed(seed)).gradient

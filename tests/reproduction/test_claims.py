@@ -1,4 +1,4 @@
-"""The claims page: made of recipes and committed figures, in step with both."""
+"""The page of claims matches recipes and committed metrics."""
 
 import json
 import re

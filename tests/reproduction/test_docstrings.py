@@ -1,4 +1,4 @@
-"""Instructions made of docstrings: four silos, no answer twice, and a test that nobody has trained on."""
+"""Instructions from docstrings: four silos, no answer twice, and a test set that no silo trains on."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the recipes on fine-tuning read off losses, on losses made by hand."""
+"""Metrics that the recipes on fine-tuning compute from losses, on handmade losses."""
 
 from math import nan
 

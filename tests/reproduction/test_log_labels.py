@@ -1,4 +1,4 @@
-"""Pictures with logarithmic axes: their labels are numbers, not formulas written out."""
+"""Figures with logarithmic axes have numbers as labels, not formulas."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The settings of public code whose accuracies stand beside ours, and the interval that they are compared with."""
+"""The settings of public code that our accuracies are compared with, and the prediction interval."""
 
 from math import inf
 

@@ -1,4 +1,4 @@
-"""Recipes: verdicts are computed from parts that can fail, and quick checks find nothing broken."""
+"""Recipes: verdicts are computed from parts that can fail, and quick checks detect defects."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""--data, --data-root and --model: any data, and what it costs before it is played."""
+"""--data, --data-root and --model: any data, and the estimated cost before a recipe is played."""
 
 import re
 from pathlib import Path
@@ -62,7 +62,10 @@ def test_what_a_recipe_plays_is_on_the_data_that_were_asked_for() -> None:
 def test_a_combination_that_nobody_measured_says_so_and_its_cost_and_is_no_failure(tmp_path: Path) -> None:
     done = fedsign("reproduce", "valley-gradient", "--data", str(arrays(tmp_path)), "--quick", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = r"nobody has measured valley-gradient on mine: 2 trainings of 40 rounds, .* by a timed round of .* GB a process\."
+    said = (
+        r"nobody has measured valley-gradient on mine: 2 trainings of 40 rounds, .* by a timed round of "
+        r".* GB a process\."
+    )
     assert re.search(said, " ".join(done.stderr.split()))
 
 

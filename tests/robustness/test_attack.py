@@ -1,4 +1,4 @@
-"""[attack]: who is malicious, what they send, and that it is the same everywhere."""
+"""[attack]: who is malicious, what they send, and that it is the same on every engine."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,7 @@
-"""Clients that fail: what is injected is what is observed, a round ends with those who answered, nothing hangs.
+"""Failing clients: injected faults equal observed ones, a round ends with those who answered, nothing hangs.
 
-The faults of a client in a round are one uniform number for each kind, from (seed, FAULTS, round, partition); the tests
-draw them again by themselves.
+A client's faults in a round are one uniform number per kind, from (seed, FAULTS, round, partition); the tests draw them
+independently.
 """
 
 import math
@@ -249,4 +249,7 @@ def test_a_client_that_hangs_is_ended_with_its_worker_and_the_others_are_not(tmp
     assert time.monotonic() - began < 60.0
     reference = run(with_a_sleeper(tmp_path, seconds=0.3, timeout_s=0.25, rounds=1))
     assert line["loss"] == reference.rounds[0]["loss"]
-    assert torch.equal(done.model().linear.weight, reference.model().linear.weight)  # type: ignore[union-attr, arg-type]
+    assert torch.equal(
+        done.model().linear.weight,  # type: ignore[union-attr, arg-type]
+        reference.model().linear.weight,  # type: ignore[union-attr, arg-type]
+    )

@@ -1,1 +1,1 @@
-"""Do two commits give the same numbers?  `make same-numbers BASE=<commit>` plays `configurations/` on both and compares bits."""
+"""Do two commits give the same numbers?  `make same-numbers BASE=<commit>` plays `configurations/` on both."""

@@ -1,7 +1,7 @@
 """`python -m tests.same_numbers --base COMMIT [--only GLOB] [--tolerance X]`: see CONTRIBUTING.md.
 
-What the base gives is kept in `.same-numbers/`, by commit, configuration, machine and versions, so that from the second call on
-the working tree alone is played.  What is kept counts only with the digest that was written with it.
+The base's results are cached in `.same-numbers/`, by commit, configuration, machine and versions, so later calls play
+only the working tree.  Cached results count only with their recorded digest.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""What a played configuration left, as tensors and numbers, and where two of them differ.
+"""The results of a played configuration as tensors and numbers, and the differences between two of them.
 
-Compared are all tensors, by name, type, shape and bits: of the final model, of the checkpoints (served and evaluated model,
-the strategy's state, versions), of the clients' states, of what commands write; and all numbers of the JSON beside them.
-Texts are not compared, so that sentences may change; nor is what `NOT_COMPARED` lists.
+All tensors are compared by name, type, shape and bits: those of the final model, of checkpoints (served and evaluated
+model, strategy state, versions), of client states, and of files that commands write. So are all numbers of JSON files.
+Texts are not compared, so that messages may change; nor are the entries of `NOT_COMPARED`.
 """
 
 import json
@@ -26,7 +26,9 @@ ALIASES: dict[str, str] = {}  # a file, key or tensor as it was named once -> as
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Both by where they stand: `run/checkpoints/round-000002/served.safetensors/0.weight`, `run/rounds.jsonl/0/loss`."""
+    """Tensors and numbers by path: `run/checkpoints/round-000002/served.safetensors/0.weight`,
+    `run/rounds.jsonl/0/loss`.
+    """
 
     tensors: dict[str, Tensor]
     numbers: dict[str, Number]

@@ -1,4 +1,4 @@
-"""What users bring to the configurations: data, a strategy with an objective of its own, and a strategy over messages."""
+"""User-defined parts of the configurations: data, a strategy with its own objective, and one over messages."""
 
 import json
 import os

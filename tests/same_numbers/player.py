@@ -1,12 +1,12 @@
-"""Plays configurations with the packages of one commit: `python -P player.py OUT FILE.toml...`, PYTHONPATH naming its checkout.
+"""Play configurations with the packages of one commit: `python -P player.py OUT FILE.toml...`.
 
-A script and no module of the package, since the commit that is played may not have it.  It uses nothing but what users use:
-`simulations.run` and the command line.  Each configuration is played in a fork of its own, so that it neither waits for imports
-nor sees what another one has left behind: its numbers are the same whether it is played alone or among others.
+PYTHONPATH names the commit's checkout. This is a script outside the packages, since the played commit may lack it.  It
+uses only public interfaces: `simulations.run` and the command line.  Each configuration is played in its own fork,
+which saves imports and isolates it: its numbers are the same whether it is played alone or among others.
 
-A configuration is a tree of changes to `_base.toml`, which changes the default experiment.  Its table `play` says how:
-`stop_after` = a round after which the run is stopped, and resumed; `commands` = commands to run after it, whose standard output
-is JSON, or, with `run = false`, instead of it.
+A configuration holds changes to `_base.toml`, which changes the default experiment.  Its table `play` says how to play
+it: `stop_after` = the round after which the run is stopped and resumed; `commands` = commands to run after it, or with
+`run = false` instead of it, whose standard output is JSON.
 """
 
 import atexit

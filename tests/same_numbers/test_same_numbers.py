@@ -1,4 +1,4 @@
-"""`make same-numbers` sees what it has to see, and nothing else: on snapshots that are made here, without a run."""
+"""`make same-numbers` detects differences, and reports no others: on snapshots made here, without a run."""
 
 import json
 import math

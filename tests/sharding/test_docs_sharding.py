@@ -1,4 +1,4 @@
-"""The page on sharding: its commands and its script run as they stand."""
+"""The page on sharding: its commands and its script run as written."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A client on two machines that have addresses, a secret and a cable between them, which is pulled."""
+"""A client on two machines with addresses, a secret, and a cable between them, which is pulled."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`fedsign estimate sharding --measure` on two machines with a cable whose rate is known."""
+"""`fedsign estimate sharding --measure` on two machines with a cable of known rate."""
 
 import json
 import os
@@ -37,7 +37,8 @@ def measured(net: Cable, folder: Path) -> dict[str, Any]:
         machines = []
         for number in range(2):
             command = [
-                sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2",
+                sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number),
+                "--nproc-per-node", "2",
                 "--master-addr", net.address(0), "--master-port", "29512", "-m", "simulations.cli",
                 "estimate", "sharding", "--measure", "--per-group", "2", "--params", "1e8", "--memory", "8GB", "--json",
             ]  # fmt: skip
@@ -61,9 +62,10 @@ def measured(net: Cable, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_the_rate_of_a_cable_that_two_ranks_share_is_found(net: Cable, tmp_path: Path) -> None:
-    """Two machines of two ranks: 100 Mbit/s for both of a machine together, more within it.
+    """Two machines of two ranks: 100 Mbit/s for both ranks of a machine together, more within it.
 
-    Ranks that wait for a processor measure less than the cable carries, never more: the best of three measurements counts.
+    Ranks waiting for a processor measure less than the cable carries, never more: the best of three measurements
+    counts.
     """
     rate, best = MEGABITS / 1000, 0.0
     for _ in range(3):

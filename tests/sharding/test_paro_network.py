@@ -1,4 +1,4 @@
-"""The benchmark of sharded training over a slow cable: what it predicts, and what it calls an inversion."""
+"""The benchmark of sharded training over a slow cable: its predictions, and what it calls an inversion."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where further hosts join a client, and what the first one sends them."""
+"""The rendezvous of a client's hosts, and what the first one sends them."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""Where a client's ranks compute: one GPU each over NCCL, or shared ones over gloo."""
+"""Devices of a client's ranks: one GPU each over NCCL, or shared ones over gloo."""
 
 from concurrent.futures import ThreadPoolExecutor
 

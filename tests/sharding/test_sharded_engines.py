@@ -1,4 +1,4 @@
-"""Sharded clients over a SuperLink: the run in process of clients that are not sharded, and no process that outlives the run."""
+"""Sharded clients over a SuperLink: the run equals that of unsharded clients in process, and no process outlives it."""
 
 import os
 import shutil

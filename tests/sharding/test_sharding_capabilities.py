@@ -1,4 +1,4 @@
-"""What a client of several processes goes with is taken or trained, and all else is an error of one sentence, by a rule."""
+"""Combinations with sharded clients: supported ones train, all others raise a one-sentence error, by a rule."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -283,7 +283,7 @@ ON_GPUS = pytest.param("GPUs", marks=pytest.mark.gpu)
     "row", [*marked(["data.augment", "language models", "fedprox", "fedsign", *PENALTIES]), ON_GPUS]
 )
 def test_draws_means_and_penalties_are_those_of_the_whole_batch_and_the_whole_model(row: str, tmp_path: Path) -> None:
-    """What is drawn for a batch, what its mean is over where that is not its samples, and what objectives add to the loss."""
+    """Random numbers per batch, means over something other than samples, and penalties of objectives."""
     if row == "GPUs" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
     (changes,) = GROUPED.get(row, [ONE.get(row, PENALTIES.get(row, {}))])
@@ -292,8 +292,8 @@ def test_draws_means_and_penalties_are_those_of_the_whole_batch_and_the_whole_mo
     assert isinstance(made, Strategy)
     asked = [
         TrainRequest(
-            round=1, partition=partition, tensors=WorkingModel(alone.make_model(), alone.numerics).copies(), objective=made.objective(1),
-            state_version=0, needed_versions=frozenset({0}),
+            round=1, partition=partition, tensors=WorkingModel(alone.make_model(), alone.numerics).copies(),
+            objective=made.objective(1), state_version=0, needed_versions=frozenset({0}),
         )
         for partition in range(2)
     ]  # fmt: skip
@@ -313,7 +313,7 @@ def test_draws_means_and_penalties_are_those_of_the_whole_batch_and_the_whole_mo
 
 
 def test_auto_is_the_least_of_the_fastest_that_fit(tmp_path: Path) -> None:
-    """Four ranks of two groups; AdamW keeps 16 bytes for each element in float64, parameters and gradients take 8 each."""
+    """Four ranks in two groups; AdamW keeps 16 bytes per element in float64, parameters and gradients take 8 each."""
     changes = {"client": {"optimizer": {"name": "adamw"}, "micro_batch": 1, "batch_size": 12}}
     size = sum(parameter.numel() for parameter in given(tmp_path, changes).make_model().parameters())
     task = Task(params=size, trainable=size, accumulate=3, sizes=StateBytes(param=8, gradient=8, state=16))

@@ -1,4 +1,4 @@
-"""The plan of PaRO: who owns what, what it needs, how long it takes; expected numbers from the paper's formulas."""
+"""The plan of PaRO: ownership, memory and time; expected numbers from the paper's formulas."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The streamed agreement of signs is that of all pairs, one by one."""
+"""The streamed sign agreement equals that of all pairs, one by one."""
 
 from itertools import permutations
 from pathlib import Path

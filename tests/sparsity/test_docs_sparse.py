@@ -1,4 +1,4 @@
-"""docs/how-to/sparse-clients.md: its experiment and every command on it, each made short."""
+"""docs/how-to/sparse-clients.md: its experiment and all its commands, each made short."""
 
 import shlex
 import tomllib

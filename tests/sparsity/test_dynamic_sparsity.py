@@ -1,4 +1,4 @@
-"""RigL (arXiv 1911.11134, Algorithm 1) and gradual magnitude pruning (arXiv 1710.01878, Equation 1), from the papers."""
+"""RigL (arXiv 1911.11134, Algorithm 1) and gradual magnitude pruning (arXiv 1710.01878, Equation 1)."""
 
 from collections.abc import Iterator
 from math import cos, pi
@@ -164,7 +164,7 @@ def check_rigl(
 
 
 class Reference:
-    """Dense training with masks, as a person would write it down: torch's optimizer, masks as 0 and 1, moments set to 0."""
+    """A straightforward implementation: torch's optimizer, masks of 0 and 1, moments set to 0."""
 
     def __init__(self, model: nn.Module, settings: dict[str, Any]) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""How masks are drawn: as many weights as the draw promises, and no place before another."""
+"""Masks have the promised number of weights, and favor no position."""
 
 from itertools import pairwise
 from math import prod, sqrt
@@ -63,9 +63,11 @@ def test_masks_of_lower_densities_lie_in_those_of_higher_ones(draw: Any) -> None
 
 
 def test_every_place_is_there_equally_often() -> None:
-    """Over S masks with n of N places, p = n / N, the counts c_i have the covariance S p (1 - p) N / (N - 1) (I - 11' / N).
+    """Over S masks with n of N places, p = n / N, the counts c_i have the covariance S p (1 - p) N / (N - 1) (I - 11' /
+    N).
 
-    So sum (c_i - S p)^2 (N - 1) / (N S p (1 - p)) is chi-square with N - 1 degrees of freedom: 23, with a probability of
+    So sum (c_i - S p)^2 (N - 1) / (N S p (1 - p)) is chi-square with N - 1 = 23 degrees of freedom, with a probability
+    of
     1e-4 below 6 and of 1e-4 above 57.  Places that took turns would give 0.
     """
     num_masks, size, num = 4000, 24, 6

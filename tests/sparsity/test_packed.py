@@ -1,4 +1,4 @@
-"""Packed optimizers: what training with masked gradients gives, with state for the weights that there are."""
+"""Packed optimizers equal training with masked gradients, with state for nonzero weights only."""
 
 import random
 from typing import Any
@@ -173,5 +173,8 @@ def test_the_seed_alone_decides_the_masks() -> None:
     torch.rand(3)
     other = Workload(from_dict({**SMALL, "seed": 5, "rounds": 3})).make_model()
     another = Workload(from_dict({**SMALL, "seed": 6})).make_model()
-    masks = [parameterised(model).masks["2.weight"].is_there for model in (one, other, another)]  # type: ignore[union-attr]
+    masks = [
+        parameterised(model).masks["2.weight"].is_there  # type: ignore[union-attr]
+        for model in (one, other, another)
+    ]
     assert torch.equal(masks[0], masks[1]) and not torch.equal(masks[0], masks[2])

@@ -1,4 +1,4 @@
-"""What travels of a sparse model: rows of the weights that there are, and whole tensors again."""
+"""Packing of a sparse model: rows of nonzero weights, and whole tensors again."""
 
 import pytest
 import torch

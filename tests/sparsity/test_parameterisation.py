@@ -1,4 +1,4 @@
-"""What each tensor gets from a parameterisation: Table 1 of arXiv 2405.15743, row by row."""
+"""What each tensor gets from a parameterization: Table 1 of arXiv 2405.15743, row by row."""
 
 from math import sqrt
 from typing import Any
@@ -247,7 +247,10 @@ def test_a_bias_behind_a_multiplied_input_is_not_multiplied() -> None:
         last.bias.fill_(0.25)  # type: ignore[union-attr,operator]
         x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
         hidden = (3 * x @ first.weight.T + 0.5).relu()  # type: ignore[union-attr,operator]
-        torch.testing.assert_close(model(x), hidden @ last.weight.T * (2 / 2) + 0.25)  # type: ignore[union-attr,operator]
+        torch.testing.assert_close(
+            model(x),
+            hidden @ last.weight.T * (2 / 2) + 0.25,  # type: ignore[union-attr,operator]
+        )
 
 
 class Mine(nn.Module):
@@ -313,7 +316,10 @@ def test_groups_have_the_plans_rates_for_the_optimizers_rule() -> None:
     ):
         model = made(SmuPar(base_width=16, density=RHO))
         plan = plan_of(model, SmuPar(base_width=16, density=RHO))
-        rate = {id(model.get_parameter(key)): getattr(tensor, f"{rule}_rate") for key, tensor in plan.tensors.items()}  # type: ignore[arg-type]
+        rate = {
+            id(model.get_parameter(key)): getattr(tensor, f"{rule}_rate")  # type: ignore[arg-type]
+            for key, tensor in plan.tensors.items()
+        }
         optimizer = optimizer_of(part(name), model, 0.5, 0.0)
         seen = {id(each): group["lr"] / 0.5 for group in optimizer.param_groups for each in group["params"]}
         assert seen == pytest.approx(rate)
@@ -328,7 +334,9 @@ def test_what_there_is_no_rule_for_is_refused() -> None:
 
 @pytest.mark.parametrize("scheme", [Scheme, MuP])
 def test_with_sgd_a_step_changes_activations_alike_at_every_width_under_mup_alone(scheme: Any) -> None:
-    """The change of the last hidden activations after one step, at 16 times the width: about 1 under MuP, far from it under sp."""
+    """The change of the last hidden activations by one step, at 16 times the width: about 1 under MuP, far from it
+    under sp.
+    """
     changes = []
     for width in (64, 1024):
         base = {} if scheme is Scheme else {"base_width": 64}

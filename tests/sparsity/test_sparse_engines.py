@@ -1,4 +1,4 @@
-"""Sparse clients in workers and on a SuperLink: the bits of the run in process, bytes that travel included."""
+"""Sparse clients in workers and on a SuperLink: the bits of the in-process run, including bytes sent."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Compressed products of sparse layers: what whole products give, to rounding, and chosen by a rule."""
+"""Compressed products of sparse layers equal dense ones to rounding, and are chosen by a rule."""
 
 from typing import Any
 

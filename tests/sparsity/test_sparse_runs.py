@@ -1,6 +1,6 @@
-"""Runs of sparse clients: values alone travel, their bytes are counted exactly, and the model is that of whole tensors with zeros.
+"""Runs of sparse clients send only values, count their bytes exactly, and give the model of zero-filled tensors.
 
-The reference of a run is the same run with whole tensors on the wire: a `RowPacking` that packs nothing, which is what there was before.
+The reference is the same run with whole tensors sent: a `RowPacking` that packs nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ def tree(root: Path, row: str = "fedavg", **changes: Any) -> dict[str, Any]:
 
 
 def sizes(done: Run) -> tuple[int, int, int]:
-    """Bytes of the dense part, of the weights that there are in the sparse part, and of the sparse part's whole tensors."""
+    """Return the bytes of the dense part, of the nonzero weights of the sparse part, and of its whole tensors."""
     model = Workload(done.config).make_model()
     made = parameterised(model)
     assert made is not None and len(made.masks) == 2

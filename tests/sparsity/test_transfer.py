@@ -1,4 +1,4 @@
-"""What is read off a sweep's losses, and which cells a sweep has."""
+"""Optima found in a sweep's losses, and a sweep's cells."""
 
 import dataclasses
 import json
@@ -45,7 +45,9 @@ def losses(*conditions: list[Any]) -> np.ndarray:
 
 
 def test_an_optimum_is_counted_in_factors_of_two_from_the_bases() -> None:
-    """The base's best is 0.25; the other condition's, 2, is three factors of two above, and 0.25 is 4 / 2.5 - 1 = 60 % worse there."""
+    """The base's best is 0.25. The other condition's, 2, is three factors of two above; 0.25 is 4 / 2.5 - 1 = 60 %
+    worse.
+    """
     base, sparse = read_off(losses([1.0, 2.0, 3.0, 4.0], [4.0, 3.5, 3.0, 2.5]), VALUES)
     assert (base.best, base.best_loss, base.moved, base.excess) == (0.25, 1.0, 0.0, 0.0)
     assert (sparse.best, sparse.moved, sparse.kept_loss) == (2.0, 3.0, 4.0)
@@ -62,7 +64,9 @@ def test_an_optimum_at_either_end_of_the_values_is_marked() -> None:
 
 
 def test_the_mean_over_seeds_decides_and_single_seeds_say_how_sure_that_is() -> None:
-    """Means [3, 2, 2.5, 4]: 0.5.  The seeds alone say 0.5 and 1 at the base, 1 and 1 at the other condition: moves of 1 and 0."""
+    """Means [3, 2, 2.5, 4]: 0.5.  Single seeds have 0.5 and 1 at the base, 1 and 1 at the other condition: moves 1 and
+    0.
+    """
     base, other = read_off(losses([(3.0, 3.0), (1.0, 3.0), (3.0, 2.0), (4.0, 4.0)], [3.0, 2.0, 1.0, 4.0]), VALUES)
     assert (base.best, base.moved_low, base.moved_high) == (0.5, 0.0, 0.0)
     assert (other.best, other.moved, other.moved_low, other.moved_high) == (1.0, 1.0, 0.0, 1.0)
@@ -161,7 +165,9 @@ def test_a_cells_file_holds_its_loss_and_a_damaged_one_counts_as_none(tmp_path: 
 
 
 def planned(config: ExperimentConfig, asked: Asked, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[cells.Cell]:
-    """The cells of a sweep; nothing is played: a loss follows from value and density, of which the best value is 1 / density."""
+    """Return a sweep's cells without playing: losses are a function of value and density, with the optimum 1 /
+    density.
+    """
     seen: list[cells.Cell] = []
 
     def pretend(given: list[cells.Cell], *_: Any, **__: Any) -> list[float]:
@@ -181,7 +187,9 @@ def planned(config: ExperimentConfig, asked: Asked, monkeypatch: pytest.MonkeyPa
 def test_a_sweep_tries_every_value_everywhere_from_the_same_seeds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nine values around 2^-6, three densities, two schemes, two seeds; at density 1 both schemes are muP, and one training."""
+    """Nine values around 2^-6, three densities, two schemes, two seeds; at density 1 both schemes are one muP
+    training.
+    """
     asked = Asked(schemes=("mup", "smupar"), seeds=2, steps=5)
     seen = planned(experiment(), asked, monkeypatch, tmp_path)
     assert len(seen) == 9 * 3 * 2 * 2
@@ -280,7 +288,7 @@ def test_without_a_number_of_steps_it_is_the_federation(tmp_path: Path) -> None:
 
 
 def test_the_data_of_the_cell_before_change_nothing() -> None:
-    """Of another seed, of the same with another rate, and of the one that is asked for: the loss of a process of its own."""
+    """Cells of another seed, of another rate, and the requested one, whose loss equals that of a fresh process."""
     config = training.held_out(experiment())
     one = training.Trainings()
     one.loss(config.replace(seed=1), steps=2, samples=0)
@@ -332,7 +340,9 @@ def test_a_recipes_figures_are_those_of_hand_made_losses(monkeypatch: pytest.Mon
 
 
 def test_the_figures_of_starts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best start is the model's, or where nothing is corrected 2^3 times it at 1/32: there the loss at the model's is 2.3."""
+    """The best start is the model's, or without correction 2^3 times it at 1/32, where the loss at the model's is
+    2.3.
+    """
     pretend = valley_shaped(
         lambda scheme, density: INIT_STD * (8 if (scheme, density) in (("sp", 1 / 32), ("mup", 1 / 32)) else 1)
     )

@@ -1,4 +1,4 @@
-"""`fedsign tune transfer`: from a configuration to cells, table, figures and TOML; killed, gone on with, enlarged."""
+"""`fedsign tune transfer`: from a configuration to cells, table, figures and TOML; killed, resumed, enlarged."""
 
 import json
 import signal
@@ -72,7 +72,9 @@ def ages(folder: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_a_sweep_writes_numbers_and_a_picture_and_plays_no_cell_twice(tmp_path: Path) -> None:
-    """12 cells of sp; of smupar's, the 6 of density 1/4, and muP's 6 at density 1, of which 3 have the base's width and are as sp's."""
+    """12 cells of sp; smupar's 6 of density 1/4, and 6 of muP at density 1, of which the 3 at the base's width equal
+    sp's.
+    """
     out = tmp_path / "one"
     found = json.loads(tune(*SWEEP, "--out", out, "--workers", 1, "--json"))
     assert {Path(file).name for file in found["files"]} == {

@@ -1,4 +1,4 @@
-"""Tables and arrays of a user's own: what stands in the file is what is trained on, and every mishap is a sentence."""
+"""User-defined tables and arrays: training uses what the file holds, and every mistake is a one-sentence error."""
 
 import sys
 from collections.abc import Callable

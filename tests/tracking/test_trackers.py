@@ -1,4 +1,4 @@
-"""What TensorBoard, MLflow and Weights & Biases are told, read back from what they wrote."""
+"""Records sent to TensorBoard, MLflow and Weights & Biases, read back from their files."""
 
 import json
 import logging
@@ -389,5 +389,10 @@ def test_the_flat_settings_name_every_leaf_as_set_does(tiny: dict[str, Any]) -> 
     config = from_dict(tiny)
     flat = settings_of(config)
     assert (flat["partition.alpha"], flat["client.optimizer.momentum"], flat["callbacks"]) == (1.0, 0.9, "[]")
-    leaves = {key: json.loads(value) if key in ("callbacks", "metrics", "model.hidden", "data.mean", "data.std", "strategy.weights") else value for key, value in flat.items()}  # fmt: skip
+    leaves = {
+        key: json.loads(value)
+        if key in ("callbacks", "metrics", "model.hidden", "data.mean", "data.std", "strategy.weights")
+        else value
+        for key, value in flat.items()
+    }
     assert config.replace(**leaves) == config

@@ -1,4 +1,4 @@
-"""Dropout with masks from 64-bit words: the law, the stream, the layouts, and what stays torch's."""
+"""Dropout with masks from 64-bit words: distribution, random stream, layouts, and what is left to torch."""
 
 import numpy as np
 import pytest

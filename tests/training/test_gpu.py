@@ -106,9 +106,10 @@ def test_a_gpu_trains_parts_like_the_cpu_and_repeats_its_bits(
 def test_a_client_fits_where_training_all_of_it_does_not(tmp_path: Path) -> None:
     """A block of 4096 x 4096 float32 is B = 67 MB; the model is 2 B and little more.
 
-    LISA with one block: the model, its gradient, two moments, a temporary of the step: 2 + 1 + 2 + 1 = 6 B = 403 MB.  FedSign adds
-    the received weights and what its penalty keeps and makes on the way back, 6 B at most: 805 MB.  AdamW without temporaries: 2 B times
-    model, gradient and moments, 8 B = 537 MB; with FedSign four times 2 B more.  Activations and cuBLAS take less than the rest.
+    LISA with one block: the model, its gradient, two moments, a temporary of the step: 2 + 1 + 2 + 1 = 6 B = 403 MB.
+    FedSign adds the received weights and the penalty's saved and temporary tensors, 6 B at most: 805 MB.  AdamW without
+    temporaries: 2 B times model, gradient and moments, 8 B = 537 MB; with FedSign four times 2 B more.  Activations and
+    cuBLAS take less than the rest.
     """
     total = torch.cuda.get_device_properties(0).total_memory
     cases = [(ObjectiveSpec(), 500), (OBJECTIVES[2], 900)]

@@ -1,4 +1,4 @@
-"""Which trainer a workload gets where no capability offers one."""
+"""The trainer of a workload for which no capability offers one."""
 
 import pytest
 

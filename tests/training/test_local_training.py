@@ -120,7 +120,9 @@ def test_a_schedule_scales_the_steps_of_each_round(part: dict[str, Any], factors
 
 @pytest.mark.parametrize("optimizer", [{"name": "sgd"}, {"name": "adamw"}])
 def test_a_schedule_per_step_counts_the_steps_of_all_rounds(optimizer: dict[str, Any], tmp_path: Path) -> None:
-    """Round 2 of 40 with 3 steps a round: steps 4, 5 and 6 of 120, by a plain loop that sets the rate before each step."""
+    """Round 2 of 40 with 3 steps a round: steps 4, 5 and 6 of 120, by a plain loop that sets the rate before each
+    step.
+    """
     settings = {"local_steps": 3, "batch_size": 8, "lr": 0.1, "optimizer": optimizer}
     work = workload(**settings, schedule={"name": "exponential", "factor": 0.5, "per": "step"})
     model, samples = work.make_model(), work.samples_of(2)

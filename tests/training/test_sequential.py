@@ -1,4 +1,4 @@
-"""The sequential path against a plain PyTorch loop, bit for bit: nothing is rebuilt per client, and nothing shows of that."""
+"""The sequential path against a plain PyTorch loop, bit for bit: reusing objects across clients has no effect."""
 
 from pathlib import Path
 from typing import Any

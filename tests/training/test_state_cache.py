@@ -1,4 +1,4 @@
-"""States in memory: within their budget, on disk when a checkpoint counts on them, and never another version's."""
+"""States in memory: within their budget, on disk when a checkpoint refers to them, and never of another version."""
 
 import tempfile
 from pathlib import Path

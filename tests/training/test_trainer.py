@@ -1,4 +1,4 @@
-"""A client's training against a loop written out by hand, and its promises about state and randomness."""
+"""A client's training against a hand-written loop, and its promises about state and randomness."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A search of settings, told closed forms: what it asks for depends on the values alone, whenever they come."""
+"""Hyperparameter search on closed forms: its requests depend only on the values, whenever these arrive."""
 
 import math
 import random

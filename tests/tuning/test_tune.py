@@ -1,4 +1,4 @@
-"""`compare --tune`: equal budgets, the same answer however it is played, and no trial that sees what counts."""
+"""`compare --tune`: equal budgets, reproducible answers, and no trial that uses the seeds of the results."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""`fedsign tune search`: the page's command, what it writes, gradients beside it at equal compute, and mistakes."""
+"""`fedsign tune search`: the documented command, its files, gradients at equal compute, and errors."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Jobs that leave a cycle of references behind, and say how many of those before them are still alive."""
+"""Jobs that leave a reference cycle behind, and report how many of the earlier ones are still alive."""
 
 import gc
 import weakref

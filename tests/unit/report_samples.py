@@ -1,4 +1,4 @@
-"""Comparisons as `fedsign compare` leaves them, with curves from a formula and noise from a seed."""
+"""Comparisons in the format of `fedsign compare`, with curves from a formula and noise from a seed."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Means whose bits do not depend on who answered first."""
+"""Means whose bits do not depend on the order of replies."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is encoded comes back bit for bit, or a sentence says why it cannot travel."""
+"""Encoded values come back bit for bit, or an error says why they cannot be sent."""
 
 import numpy as np
 import pytest

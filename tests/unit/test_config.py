@@ -1,4 +1,4 @@
-"""The experiment's tree: complete, frozen, printed back, and every mistake is one sentence."""
+"""The experiment's tree: complete, frozen, printable, and every mistake is one sentence."""
 
 import math
 import re
@@ -364,7 +364,8 @@ from pydantic import Field
 def net(shape, outputs, *, width: int = 3): ...
 number = 4
 def odd_names(shape, outputs, *, copy: int = 1, json: float = 0.5, schema: str = "s", _under: bool = True): ...
-def values(shape, outputs, *, sizes: tuple[int, ...] = (1, 2), where: Path = Path("."), dtype: torch.dtype = torch.float32,
+def values(shape, outputs, *, sizes: tuple[int, ...] = (1, 2), where: Path = Path("."), \
+dtype: torch.dtype = torch.float32,
            rate: float = None, bound: float = Field(0.5, gt=0), act=torch.nn.ReLU, huge: int = 2**70):
     return {"sizes": sizes, "where": where, "dtype": dtype, "rate": rate, "bound": bound}
 def raises(shape, outputs, *, width: int = 3):

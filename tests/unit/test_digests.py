@@ -1,4 +1,4 @@
-"""A damaged checkpoint is set aside, records hold together, and `verify` finds what no round has asked for."""
+"""Damaged checkpoints are set aside, records stay consistent, and `verify` finds damage that no round reads."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is on disk is the old content or the new one, whatever happens in between, a full disk included."""
+"""Disk contents are the old or the new version, whatever happens in between, including a full disk."""
 
 import errno
 import json

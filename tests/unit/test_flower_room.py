@@ -1,4 +1,4 @@
-"""Arrays that hold tensors, the grid in this process, and the grid whose nodes are partitions."""
+"""Arrays that hold tensors, the in-process grid, and the grid whose nodes are partitions."""
 
 import dataclasses
 import functools

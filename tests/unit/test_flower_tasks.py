@@ -1,4 +1,4 @@
-"""Tasks whose content never comes: the SuperNode gives them up and goes on, and so does the process that plays them."""
+"""Tasks whose content never arrives: the SuperNode gives them up and continues, and so does their process."""
 
 import threading
 import time

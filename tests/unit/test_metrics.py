@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn and SciPy, and what they say where classes are absent."""
+"""Metrics against scikit-learn and SciPy, and their values where classes are absent."""
 
 import math
 import subprocess

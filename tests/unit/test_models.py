@@ -1,4 +1,4 @@
-"""Models: shapes, counts by hand, initial bits, heads, representations, and what BatchNorm does to a batch of one."""
+"""Models: shapes, parameter counts, initial bits, heads, representations, and BatchNorm with a batch of one."""
 
 import random
 from collections.abc import Iterator
@@ -104,7 +104,8 @@ RESNET20 = (
 )  # fmt: skip
 RESNET18 = (
     conv(3, 3, *[64] * 5, bias=0) + conv(3, 64, *[128] * 4, bias=0) + conv(3, 128, *[256] * 4, bias=0)
-    + conv(3, 256, *[512] * 4, bias=0) + conv(1, 64, 128, bias=0) + conv(1, 128, 256, bias=0) + conv(1, 256, 512, bias=0)
+    + conv(3, 256, *[512] * 4, bias=0) + conv(1, 64, 128, bias=0) + conv(1, 128, 256, bias=0)
+    + conv(1, 256, 512, bias=0)
     + 2 * (5 * 64 + 5 * 128 + 5 * 256 + 5 * 512) + full(512, 10)
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The page of a run: right numbers, described charts, nothing loaded, nothing believed."""
+"""The page of a run: correct numbers, described charts, no external resources, untrusted text escaped."""
 
 import json
 import re

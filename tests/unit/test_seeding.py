@@ -1,4 +1,4 @@
-"""Random streams belong to (seed, purpose, round, partition) and to nothing else."""
+"""Random streams depend on (seed, purpose, round, partition) and on nothing else."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ def test_a_stream_does_not_depend_on_what_was_drawn_before() -> None:
 
 
 def test_no_two_streams_are_the_same() -> None:
-    """n = 6 * 5 * 5 = 150 keys for each purpose; two random 63-bit integers agree with probability n^2 / 2^64 < 1e-12."""
+    """n = 6 * 5 * 5 = 150 keys per purpose; two random 63-bit integers agree with probability n^2 / 2^64 < 1e-12."""
     assert len(KEYS) == 150 * len(Purpose) < 10_000
     assert len({integer(*key[:2], round=key[2], partition=key[3]) for key in KEYS}) == len(KEYS)
     dense = {integer(0, Purpose.BATCHES, round=r, partition=k) for r, k in product(range(60), range(100))}
@@ -41,7 +41,10 @@ def test_no_two_streams_are_the_same() -> None:
 )
 def test_every_part_of_the_key_changes_the_whole_stream(changed: dict[str, int]) -> None:
     key = {"seed": 0, "purpose": Purpose.BATCHES, "round": 3, "partition": 2}
-    first, second = (generator(**this).integers(2**62, size=100) for this in (key, key | changed))  # type: ignore[arg-type]
+    first, second = (
+        generator(**this).integers(2**62, size=100)  # type: ignore[arg-type]
+        for this in (key, key | changed)
+    )
     assert not (first == second).any()
 
 

@@ -1,4 +1,4 @@
-"""A class of a user's own declares traits and rules as ours do, and what it does not declare is the safe default."""
+"""User-defined classes declare traits and rules as ours do; undeclared ones have safe defaults."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A model that starts from a file, or from drawn weights that are scaled."""
+"""A model that starts from a file, or from scaled random weights."""
 
 from collections import OrderedDict
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Deletes a capability from a scratch clone, and checks what is left."""
+"""Delete a capability from a scratch clone, and check the rest."""

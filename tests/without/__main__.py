@@ -1,13 +1,15 @@
-"""Deletes a capability, and what requires it, in a scratch clone of the last commit, and checks the rest.
+"""Delete capabilities, and those that require them, in a scratch clone of the last commit, and check the rest.
 
-python -m tests.without privacy            # lint, types, contracts, the fast tests (links and commands of the documents among them)
+python -m tests.without privacy            # lint, types, contracts, the fast tests (including links and commands in
+docs)
 python -m tests.without privacy ray        # both at once
 python -m tests.without privacy --static   # without the tests
 python -m tests.without --each             # for all capabilities, one after another
-python -m tests.without --of-commit        # for one: a capability that the last commit touches, or else any, chosen by its hash
+python -m tests.without --of-commit        # for one: touched by the last commit, or else chosen by its hash
 
-`--each` plays a test once where it can: one that passes with nothing deleted, and with several capabilities deleted, passes without
-one of them.  So it deletes groups first, and then each capability alone with the tests that no group has played without it.
+`--each` plays a test only once where possible: a test that passes with nothing deleted, and with several capabilities
+deleted, passes without each of them.  It therefore deletes groups first, and then each capability alone, with the tests
+that no group has played without it.
 """
 
 import argparse

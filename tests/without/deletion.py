@@ -1,11 +1,11 @@
-"""What goes when a capability goes: its row, its modules, whatever imports them, and what the documents say of it.
+"""What a capability's deletion removes: its row, its modules, everything that imports them, and its documentation.
 
-Nothing is listed by hand but the `files` of the capability's row, beside its page in docs/capabilities and its tests in
-tests/<name>.  A test or benchmark that imports a deleted module goes with it; a test that imports it late, or configures the
-capability, is marked `needs`.  In Markdown a line of a list or a table goes that links to a deleted page or section, or begins
-with the name of a registry row that is gone; so does a block between `<!-- capability: NAME -->` and `<!-- end -->`, and a
-command that is gone or names such a row; any other link to a deleted page becomes its text.  In `fedsign/__init__.py` and `analyse.py` a line
-goes that is marked `# capability: NAME`.
+The row lists only `files`; its page in docs/capabilities and its tests in tests/<name> are found by name.  A test or
+benchmark that imports a deleted module is deleted, too; a test that imports it late, or configures the capability, is
+marked `needs`.  In Markdown, a line of a list or table is deleted if it links to a deleted page or section, or begins
+with the name of a deleted registry row. So are blocks between `<!-- capability: NAME -->` and `<!-- end -->`, and
+commands that are gone or name such a row. Any other link to a deleted page becomes its text.  In `fedsign/__init__.py`
+and `analyse.py`, lines marked `# capability: NAME` are deleted.
 """
 
 import ast
@@ -32,7 +32,7 @@ def closure(*names: str) -> frozenset[str]:
 
 
 def groups() -> Iterator[frozenset[str]]:
-    """All capabilities, then fewer to delete together: for each two that can, one set has the first and not the second."""
+    """Return all capabilities, then smaller sets: of any two that can be separated, some set has only the first."""
     yield frozenset(CAPABILITIES)
     left = {(gone, kept) for gone in CAPABILITIES for kept in CAPABILITIES.keys() - closure(gone)}
     while left:
@@ -50,7 +50,7 @@ def _told_apart(pairs: Iterable[tuple[str, str]], group: frozenset[str]) -> set[
 
 
 def delete(root: Path, names: Iterable[str]) -> list[str]:
-    """Delete capabilities from a copy of the repository; returns the deleted files of tests, benchmarks and documentation."""
+    """Delete capabilities from a copy of the repository; return the deleted tests, benchmarks and documents."""
     names = frozenset(names)
     gone = {module for module in modules() if names.intersection(owners(module))}
     for path in {file for module, file in _files(root) if module in gone}:

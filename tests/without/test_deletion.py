@@ -1,4 +1,4 @@
-"""What is deleted with a capability is all of it, and nothing else."""
+"""Deleting a capability deletes all of it, and nothing else."""
 
 import shutil
 from pathlib import Path

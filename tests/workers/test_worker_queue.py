@@ -1,4 +1,4 @@
-"""What is trained next, and where tensors lie in shared memory."""
+"""The order of training, and the position of tensors in shared memory."""
 
 import os
 import socket
@@ -21,8 +21,13 @@ from fedsign.transport.tensors import Layout, Slots, slot_bytes_of
 
 def unit(partition: int, cost: int) -> Unit:
     request = TrainRequest(
-        round=1, partition=partition, tensors={}, objective=ObjectiveSpec(), state_version=0, needed_versions=frozenset()
-    )  # fmt: skip
+        round=1,
+        partition=partition,
+        tensors={},
+        objective=ObjectiveSpec(),
+        state_version=0,
+        needed_versions=frozenset(),
+    )
     return Unit([request], cost)
 
 

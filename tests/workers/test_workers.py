@@ -261,7 +261,8 @@ def test_a_killed_worker_is_reported_and_replaced_and_no_bit_differs(
         assert len(caplog.messages) == 2
         for message in caplog.messages:
             assert re.fullmatch(
-                r"worker process \d was ended by signal 9, for want of memory perhaps; what it had to say is in .*log\. "
+                r"worker process \d was ended by signal 9, for want of memory perhaps; what it had to say is in "
+                r".*log\. "
                 "Another takes its place.",
                 message,
             )
@@ -499,7 +500,7 @@ def test_a_run_has_the_same_bits_with_any_number_of_workers(
 def test_images_lie_otherwise_in_memory_and_give_the_same_bits_with_workers_and_after_resuming(
     strategy: str, tmp_path: Path
 ) -> None:
-    """Convolutions' weights lie with their channels last, in the model and in what is made of it; what travels does not."""
+    """Convolution weights are channels-last in the model and in derived tensors; what is sent is not."""
     images = {"strategy": {"name": strategy}, "model": {"name": "cnn"}}
     clipped = {"local_epochs": 1, "clip_norm": 0.5, "path": "sequential"}
     first = run(experiment(tmp_path / "one", 1, **images, client=clipped))
