@@ -106,7 +106,7 @@ def _said(value: Any) -> str:
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Raise ConfigError with the sentence of the first rule that the experiment breaks."""
+    """Raise ConfigError for the first rule that the experiment violates."""
     for rules in (*extensions("rules"), RULES):
         check(rules, experiment)
 

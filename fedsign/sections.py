@@ -128,7 +128,7 @@ class DataPart(Part):
 
 
 class PartitionPart(Part):
-    """How the training samples are dealt out to the clients."""
+    """How the training samples are partitioned among clients."""
 
     kind = "partition"
     name: str = "dirichlet"

@@ -76,7 +76,7 @@ class Federation(Inner):
 
         for features, targets in client.batches:
             gradients = torch.func.grad(loss)(parameters_of(state), features, targets)
-            # weight decay may be a knob, so it has to be part of the graph
+            # weight decay may be a knob, so it must be part of the graph
             decayed = {name: gradient + values[WEIGHT_DECAY] * state[name] for name, gradient in gradients.items()}
             state = update.apply(state, decayed, values[LR] * factor)
         return state

@@ -1,4 +1,4 @@
-"""Ablation: matched controls that say which part of a regularizer its gain comes from."""
+"""Ablation: matched controls that show which part of a regularizer produces its gain."""
 
 from fedsign.capability import Capability
 

@@ -1,4 +1,4 @@
-"""Bilevel: gradients through a whole training: (FG)²U, condensation, learned settings."""
+"""Bilevel: gradients through training: (FG)²U, data condensation, gradient-based hyperparameter tuning."""
 
 from fedsign.capability import Capability, Kind
 

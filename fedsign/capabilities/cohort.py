@@ -1,4 +1,4 @@
-"""Cohort: the clients of a round trained as one stack of tensors."""
+"""Cohort: all clients of a round trained at once, as one batch of models."""
 
 from fedsign.capability import Capability
 

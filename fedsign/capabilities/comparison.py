@@ -1,4 +1,4 @@
-"""Comparison: strategies compared over seeds and conditions, with statistics and pages."""
+"""Comparison: strategies over seeds and conditions, with statistics and pages."""
 
 from fedsign.capability import Capability
 

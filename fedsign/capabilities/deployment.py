@@ -1,4 +1,4 @@
-"""Deployment: SuperLink and SuperNodes, federations over machines, sites with data of their own."""
+"""Deployment: SuperLink and SuperNodes, federations across machines, sites with local data."""
 
 from fedsign.capability import Capability
 

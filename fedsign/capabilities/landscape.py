@@ -1,4 +1,4 @@
-"""Landscape: loss valleys, interpolation and curvature around what was learned."""
+"""Landscape: loss valleys, interpolation and curvature around trained models."""
 
 from fedsign.capability import Capability
 

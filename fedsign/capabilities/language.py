@@ -1,4 +1,4 @@
-"""Language: text data, tokenizers, decoders, models of `transformers`."""
+"""Language: text data, tokenizers, decoders, models from `transformers`."""
 
 from fedsign.capability import Capability
 

@@ -1,4 +1,4 @@
-"""Memory: the memory that a training step takes, estimated and measured."""
+"""Memory: estimated and measured memory of a training step."""
 
 from fedsign.capability import Capability
 

@@ -1,4 +1,4 @@
-"""Privacy: differential privacy, central and local, and its account."""
+"""Privacy: central and local differential privacy, with accounting."""
 
 from fedsign.capability import Capability, Kind
 

@@ -1,4 +1,4 @@
-"""Ray: clients in Ray actors: Flower's simulation runtime."""
+"""Ray: clients in Ray actors, Flower's simulation runtime."""
 
 from fedsign.capability import Capability
 

@@ -1,4 +1,4 @@
-"""Sharding: one client's model and batch over several processes: PaRO."""
+"""Sharding: one client's model and batch sharded over several processes: PaRO."""
 
 from fedsign.capability import Capability
 

@@ -1,4 +1,4 @@
-"""Signs: how far the signs of models and of a round's clients agree."""
+"""Signs: agreement of signs between models, and between the clients of a round."""
 
 from fedsign.capability import Capability
 

@@ -1,4 +1,4 @@
-"""Sparsity: sparse models, masks that change, and scaling by width and density: SμPar."""
+"""Sparsity: sparse models, dynamic masks, and scaling by width and density: SμPar."""
 
 from fedsign.capability import Capability, Kind
 

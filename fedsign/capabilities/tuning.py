@@ -1,4 +1,4 @@
-"""Tuning: one experiment's settings searched, beside settings learnt by gradients at equal compute."""
+"""Tuning: hyperparameter search, and gradient-based tuning at equal compute."""
 
 from fedsign.capability import Capability
 

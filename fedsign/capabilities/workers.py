@@ -1,4 +1,4 @@
-"""Workers: the clients of a round trained by several processes."""
+"""Workers: the clients of a round spread over several processes."""
 
 from fedsign.capability import Capability
 

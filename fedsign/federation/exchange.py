@@ -226,7 +226,7 @@ class DirectExchange(Exchange):
         self._received: Tensors = {}  # parameters in this round's request
 
     def train(self, request: CohortRequest) -> Iterator[Reply]:
-        """Yield accepted replies in cohort order, as early as possible; a batch takes the slot of its first client."""
+        """Yield accepted replies in cohort order, as early as possible; batched ones at their first client's slot."""
         check_addresses(request.cohort, self._num_partitions)
         self._received = {name: request.tensors[name] for name in self._parameters}
         self.traffic = Traffic(
@@ -251,7 +251,7 @@ class DirectExchange(Exchange):
                         yield good
 
     def _arrivals(self, request: CohortRequest) -> Iterator[tuple[int, Reply | Failure | None]]:
-        """(slot, result); None for a slot whose reply is in the batch of an earlier slot.
+        """(slot, result); None for a slot whose reply is among batched ones at an earlier slot.
 
         Replies are never late here, so surplus clients are asked only to replace failed ones.
         """
@@ -312,12 +312,12 @@ class DirectExchange(Exchange):
         return reply
 
     def _take_in_stack(self, stack: ReplyStack, request: CohortRequest) -> ReplyStack:
-        """Validate a batch: account for valid replies, record failures for the others; returns the valid ones."""
+        """Validate batched replies: account for valid ones, record failures for the others; returns the valid ones."""
         first = {name: tensor[0] for name, tensor in stack.tensors.items()}
         try:
             check_claims(stack, round=request.round, roles=self._roles)
             check_shapes(first, {name: tensor[0] for name, tensor in stack.extra.items()}, like=request.tensors)
-        except ReplyError as error:  # names, shapes and dtypes are common to the batch
+        except ReplyError as error:  # names, shapes and dtypes are common to all batched replies
             self.traffic.failures += [failure_of(partition, error) for partition in stack.partitions]
             return stack.without(range(len(stack)))
         besides = [tensor for name, tensor in stack.tensors.items() if name not in self._received]
