@@ -124,7 +124,7 @@ def test_the_page_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
 def test_a_chart_answers_the_pointer_and_the_keys(tmp_path: Path) -> None:
-    """Accuracies 0.1, 0.2, 0.3: initially the last, at the left edge the first, after an arrow key to the left the second."""
+    """Accuracies 0.1, 0.2, 0.3: initially the last, at the left edge the first, one key to the left the second."""
     write_report(a_run(tmp_path, [a_line(n, accuracy=n / 10) for n in (1, 2, 3)]))
     found, console = look(tmp_path, 1200, tmp_path / "profile")
     assert console == ""
