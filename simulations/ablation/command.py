@@ -37,9 +37,9 @@ def ablate(
 ) -> None:
     """Ablate a regularizer: remove its parts one by one and report how much of its gain each control keeps.
 
-    All controls use the regularizer's rounds, clients and seeds. Their settings are matched to the regularizer in
-    advance,
-    never tuned. Run the same command again to continue after an interruption.
+    Controls use the regularizer's rounds, clients and seeds, and settings that
+    are matched to it in advance, never tuned. Run the same command again to
+    continue after an interruption.
     """
     from fedsign import config as configs
     from fedsign.ablation.controls import GROUPS, controls_of

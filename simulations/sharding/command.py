@@ -107,8 +107,9 @@ def worker(
 ) -> None:
     """Provide ranks of a client that trains on several machines. Run this on all machines except the first.
 
-    The machines are listed in client.sharding.machines. Exits with code 0 after the run, and with code 1 if the first
-    machine could not be reached for --wait seconds.
+    The machines are listed in client.sharding.machines. Exits with code 0
+    after the run, and with code 1 if the first machine could not be reached
+    for --wait seconds.
     """
     from clients.sharding.worker import Worker
     from fedsign.transport.addresses import Address

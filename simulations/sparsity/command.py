@@ -23,7 +23,7 @@ SeedsOption = Annotated[int, typer.Option(help="How many, from the experiment's 
 
 
 def parameterisation(config: ConfigArgument = None, overrides: SetOption = None, json: NumbersOption = False) -> None:
-    """Show what [parameterisation] gives each tensor of an experiment's model, and why."""
+    """Show what a parameterization gives each tensor of an experiment's model, and why."""
     from fedsign import config as configs
     from simulations.sparsity import parameterisation as looking
 
