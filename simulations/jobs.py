@@ -86,6 +86,7 @@ class Team:
                 worker.job = job
                 worker.child.connection.send(job.asked)
 
+        # Workers of an earlier call are ready already; new ones ask for a job once they have imported torch.
         for worker in team:
             if worker.is_ready:
                 hand_out(worker)
@@ -95,6 +96,7 @@ class Team:
             for worker, message in _messages(team):
                 if message is None:
                     reason = f"{worker.child.exit_reason()}; what it had to say is in {worker.child.log}."
+                    # A worker that dies while it starts would die again; one that dies at work costs its job only.
                     if not worker.is_ready:
                         raise EngineError(f"a worker process {reason}")
                     team[worker.index] = self._started(worker.index)
@@ -113,6 +115,7 @@ class Team:
                     job, worker.job = worker.job, None
                     for watcher in watchers:
                         watcher.on_end(worker.index, job, message.get("failed"))
+                    # If not, the worker died, and its replacement asks for a job when it is ready.
                     if team[worker.index] is worker:
                         hand_out(worker)
 

@@ -107,6 +107,7 @@ class RoundLoop:
         self._exchange.observers = [observer for observer in observers if observer is not None]
         if self._takes_substitutes:
             self.grid.substitutes = partial(_substitutes, self._config.seed, self.round)
+        # An encoding relates the new model to the one that the clients received.
         before = self._served
         traffic = self._train()
         if self._encoding is not None:
@@ -232,6 +233,7 @@ class RoundLoop:
         """Write the round's results, in the order of [Note: what is written when]."""
         results = self._config.results
         is_checkpoint = self.round % results.checkpoint_every == 0 or self.round == self._config.rounds
+        # Timings have a separate file, so that rounds.jsonl is the same whenever a run is repeated.
         self.folder.append("timings.jsonl", {"round": self.round, **timings})
         for hook in self._hooks:
             line = hook.write(line, durable=is_checkpoint)

@@ -28,6 +28,7 @@ def steps(
     theta: Weights, images: Tensor, images_t: Tensor, targets: Tensor, rates: list[float]
 ) -> tuple[Weights, Weights]:
     """Return the weights after full-batch steps, and their tangents [b, ...] along `images_t` [b, n, c, h, w]."""
+    # Shapes: n images, b directions, c channels. Tangents end in _t and have b as an additional first dimension.
     z = [each.new_zeros(len(images_t), *each.shape) for each in theta]
     velocity, velocity_t = [torch.zeros_like(each) for each in theta], [torch.zeros_like(each) for each in z]
     for rate in rates:
@@ -51,6 +52,8 @@ def gradient_and_tangents(
         (kernel, bias, scale, shift), (kernel_t, bias_t, scale_t, shift_t) = (
             each[4 * block : 4 * block + 4] for each in (theta, z)
         )
+        # The product rule in two convolutions: directions share the kernel, so those of x are folded into the batch;
+        # they share x, so those of the kernel are folded into the output channels.
         a = functional.conv2d(x, kernel, bias, padding=1)
         a_t = _batched(functional.conv2d(x_t.flatten(0, 1), kernel, padding=1), len(x_t))
         a_t += functional.conv2d(x, kernel_t.flatten(0, 1), padding=1).unflatten(1, (len(x_t), -1)).transpose(0, 1)
@@ -60,6 +63,7 @@ def gradient_and_tangents(
         centred = a - _mean(a)
         r = torch.rsqrt(_mean(centred * centred) + EPSILON)
         h = centred * r
+        # h = (a - mean(a)) r with r = (var(a) + epsilon)^(-1/2), so dh = r (da - mean(da) - h mean(h da)).
         growth = _mean(h * a_t)
         h_t = r * (a_t - _mean(a_t) - h * growth)
         y = h * scale[:, None, None] + shift[:, None, None]
@@ -77,6 +81,7 @@ def _backwards(
     weight, bias, weight_t, bias_t = *theta[-2:], *z[-2:]
     shares = torch.softmax(flat @ weight + bias, dim=-1)
     logits_t = flat_t @ weight + flat @ weight_t + bias_t[:, None]
+    # softmax: ds = s (dl - sum(s dl))
     shares_t = shares * (logits_t - (shares * logits_t).sum(-1, keepdim=True))
     g, g_t = (shares - targets) / len(x), shares_t / len(x)
     found = [flat.T @ g, g.sum(0)]
@@ -95,6 +100,7 @@ def _backwards(
         share = _mean(norm.h * u)
         by_input = norm.r * (u - _mean(u) - norm.h * share)
         share_t = _mean(norm.h * u_t + h_t * u)
+        # The product rule on by_input, with dr = -r^2 growth.
         by_input_t = norm.r * (u_t - _mean(u_t) - h_t * share - norm.h * share_t - growth * by_input)
         g, g_t = by_input * open_, by_input_t * open_
         patches, patches_t = functional.unfold(x, 3, padding=1), _batched(_patches(x_t), len(x_t))

@@ -79,6 +79,7 @@ def may_pass(scope: Scope) -> bool:
         return True
     host, _ = scope.get("client") or ("", 0)
     address = address_of(host)
+    # Local processes connect over the loopback, or to the address that the SuperLink itself listens on.
     return address is not None and (address.is_loopback or (server is not None and host == server[0]))
 
 

@@ -59,6 +59,7 @@ def play(
     """
     outcome, num_seen, num_told = folder.path / OUTCOME, len(folder.rounds()), len(folder.records("members.jsonl"))
     app = write_submission(config, folder)
+    # After the submission is written: a ServerApp that is still starting then sees that it is outdated.
     end_server_app(folder)
     run_id = submit(app, link)
     heard_at = looked_at = time.monotonic()
@@ -77,6 +78,7 @@ def play(
             if time.monotonic() - looked_at > _LOOKS_EVERY_S:
                 check_alive()
                 looked_at = time.monotonic()
+            # Asked only when no record has come for a while: the ServerApp may have died without writing its outcome.
             if time.monotonic() - heard_at > _STATUS_EVERY_S:
                 heard_at = time.monotonic()
                 status = link.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
