@@ -35,7 +35,7 @@ def _strange(layers: list[nn.Module], known: tuple[type[nn.Module], ...]) -> str
 
 
 def _tried(experiment: Experiment) -> str:
-    """A problem that a step of two clients reveals, such as a model that mixes samples; empty if there is none."""
+    """A problem that a step of two clients reveals, such as a model that mixes samples."""
     try:
         return _found_by_trying(experiment.workload, experiment.model, experiment.objective)
     except Exception as error:  # noqa: BLE001 - anything that cannot be mapped over clients

@@ -38,7 +38,7 @@ def _shares_blocks(experiment: Experiment) -> bool:
 
 
 def _tried(experiment: Experiment) -> str:
-    """A problem revealed by a training pass: mixed samples, changed buffers, or unused parameters; or empty."""
+    """A problem that a training pass reveals: mixed samples, a changed buffer, or an unused parameter."""
     model, samples = experiment.model, experiment.workload.dataset.train
     if len(samples) < 2:
         return ""  # a server whose sites keep their data

@@ -2,18 +2,20 @@
 
 Pre-norm blocks on a residual stream x [B, T, width] with causal attention:
 
-    x = embedding[tokens] (+ positions[0 .. T-1], learned) x = x + out(softmax(scale q k^T) v)      q, k, v = query(n),
-    key(n), value(n); n = norm(x), scale = head width^(-1/2) x = x + down(gelu(up(n)))                n = norm(x);
-    swiglu: down(silu(gate(n)) * up(n)) logits = head(norm(x))                   tied: norm(x) embedding^T
+    x = embedding[tokens] (+ positions[0 .. T-1], learned)
+    x = x + out(softmax(scale q k^T) v)      q, k, v = query(n), key(n), value(n); n = norm(x), scale = head_width^-0.5
+    x = x + down(gelu(up(n)))                n = norm(x); swiglu: down(silu(gate(n)) * up(n))
+    logits = head(norm(x))                   tied: norm(x) embedding^T
 
 Papers: GPT-2, Radford et al. 2019 (`gelu` in its tanh form, `layer_norm`, `learned`, `bias`, `tied`); LLaMA, Touvron et
 al. 2023 (arXiv 2302.13971: `swiglu`, `rms_norm`, `rotary`); rotary positions, Su et al. 2021 (arXiv 2104.09864), in the
 layout of `transformers`, which rotates coordinate i with i + half a head; grouped-query attention, Ainslie et al. 2023
 (arXiv 2305.13245): `num_kv_heads` key and value heads, each shared by several query heads.
 
-All matrices start as N(0, init_std^2).  `out` and `down` write to the stream 2 depth times and start smaller by sqrt(2
-depth) (GPT-2, section 2.3).  Biases start at 0.  Dropout follows the embedding and each block's two branches, not the
-attention weights.  A tied head is not a module: the state_dict holds the embedding once.
+All matrices start as N(0, init_std^2), except that `out` and `down`, which write to the stream 2 depth times, start
+smaller by a factor of sqrt(2 depth) (GPT-2, section 2.3).  Biases start at 0.  Dropout follows the embedding and both
+branches of each block; attention weights are not dropped.  A tied head is not a module: the state_dict holds the
+embedding once.
 """
 
 from collections.abc import Callable
