@@ -115,6 +115,7 @@ class _SGD:
             velocities, new = [pair[0] for pair in moving], [pair[1] for pair in moving]
             torch._foreach_mul_(velocities, self._momentum)
             torch._foreach_add_(velocities, new)
+        # as in torch, the first momentum buffer is the gradient itself, without dampening
         for at, gradient in zip(places, gradients, strict=True):
             if at not in self._velocity:
                 self._velocity[at] = gradient.clone()

@@ -56,7 +56,7 @@ class LocalStep:
 
     def _in_pieces(self, features: Tensor, targets: Tensor) -> Tensor:
         """Accumulate the gradients of the whole batch; see [Note: micro batches]."""
-        self._backward(None)
+        self._backward(None)  # the penalty once per step, not once per piece
         total = max(num_terms(self._task, targets), 1)
         found = torch.zeros((), device=targets.device)
         pieces = zip(features.split(self._micro_batch), targets.split(self._micro_batch), strict=True)

@@ -98,6 +98,8 @@ class SequentialTrainer:
             step = LocalStep(workload, model, objective, seen, optimizer)
             rates = factors(workload, round=request.round, num_steps=steps)
             train_loss = self._minimize(step, index, draws, rates)
+        # The state is saved before the reply is sent: a saved state without a reply is harmless, since the server then
+        # asks for the previous version; a reply without its state could not be continued.
         tensors = model.copies() if self._copies else model.tensors()
         next_state: Tensors = {}
         if objective.has_state:
@@ -161,6 +163,7 @@ class SequentialTrainer:
         finally:
             if freezes:
                 self._model.module.train()
+        # losses stay on the device until here: reading each one would synchronize a GPU in every step
         means: list[float] = [losses[0].item()] if len(losses) == 1 else torch.stack(losses).tolist()
         return sum(num * mean for num, mean in zip(nums, means, strict=True)) / sum(nums)
 

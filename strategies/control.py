@@ -53,7 +53,7 @@ class Control(Strategy):
         request = super().request(round, served, clients, cohort_size=cohort_size, seed=seed)
         if self._spec.settings.get("sign") != "random":
             return request
-        self._signs = self._signs or random_signs(served, seed)
+        self._signs = self._signs or random_signs(served, seed)  # the same in all rounds
         return replace(request, shared=self._signs)
 
     def move(self, round: Aggregate) -> Tensors:

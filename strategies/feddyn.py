@@ -43,6 +43,7 @@ class FedDyn(Strategy):
         mean, trained = round.mean, round.parameters
         for name in trained:
             h = self.kept.get(name, torch.zeros_like(mean[name]))
+            # |S_p| / K, not 1: the h_k of clients that were not sampled stay
             share = round.num_sent[name] / round.num_clients
             self.kept[name] = h + share * (mean[name] - round.served[name])
         return {**mean, **{name: mean[name] + self.kept[name] for name in trained}}

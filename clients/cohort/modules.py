@@ -139,6 +139,7 @@ def _move(module: _Norm, num: Tensor, mean: Tensor, variance: Tensor) -> None:
     share: Tensor | float = 0.0 if module.momentum is None else module.momentum
     if module.momentum is None and tracked is not None:
         share = 1 / tracked.to(num.dtype)
+    # in place, because the caller's buffers are what `functional_call` was given
     for before, now in zip(running, (mean, variance * num / (num - 1)), strict=True):
         if before is not None:
             before.copy_(before * (1 - share) + now * share)

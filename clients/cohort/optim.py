@@ -61,6 +61,7 @@ class StackedOptimizer:
             group["params"] = [leaves[place] for place in places["params"]]
         for old, new in zip(self._leaves, leaves, strict=False):
             found = self._optimizer.state.pop(old, {})
+            # moments are [n, ...] like the parameter and shrink with it; step counts are shared by all clients
             self._optimizer.state[new] = {
                 key: value[: len(new)] if value.shape == old.shape else value for key, value in found.items()
             }

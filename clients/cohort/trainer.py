@@ -117,6 +117,7 @@ class CohortTrainer:
             return [result for client in clients for result in self._train([client])]
 
     def _train_stack(self, clients: Sequence[_Client]) -> _Stack:
+        # BatchNorm's mode belongs to the module, so clients in eval and training mode need separate stacks.
         frozen = clients[0].frozen_norms
         if others := [client for client in clients if client.frozen_norms != frozen]:
             alike = [client for client in clients if client.frozen_norms == frozen]

@@ -73,6 +73,7 @@ class PartModel(WorkingModel):
 
     def take(self, names: Collection[str]) -> None:
         """Train these parameters from now on, and no others."""
+        # copy before the optimizer writes: the memory still belongs to the request
         for parameter in {self._of_name[name] for name in names} & self._borrowed:
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
             self._borrowed.remove(parameter)

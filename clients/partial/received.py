@@ -87,7 +87,7 @@ class ReceivedTensors(ClientMiddleware):
         path = self._path(digest)
         if path.exists():
             return
-        partial = path.with_name(f"{path.name}.{token_hex(8)}{PARTIAL}")
+        partial = path.with_name(f"{path.name}.{token_hex(8)}{PARTIAL}")  # unique per writer
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -158,6 +158,7 @@ class ShardGroup:
             if messages is None:
                 raise LateError(LATE)
             for rank, message in messages:
+                # Wait a little longer: the root cause, a death, may arrive after another rank's complaint.
                 if "died" in message or "failed" in message:
                     deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
                     failures[rank] = message

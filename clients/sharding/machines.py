@@ -141,6 +141,7 @@ class Rendezvous:
                 _log.warning("a client waits for machines: start '%s' on those that are missing", self._command)
                 if not self._changed.wait_for(lambda: self._num_waiting() >= num, until - time.monotonic()):
                     raise EngineError(self._missing(num, wait_s))
+            # still under the lock, so that no other group takes the same hosts
             taken, self._waiting = self._waiting[:num], self._waiting[num:]
         return taken
 
@@ -198,6 +199,7 @@ class Rendezvous:
             self._compare_data(connection)
         except JoinError as error:
             refusal = str(error)
+        # One locked step from arriving to waiting: `close` must find the host in exactly one of the two.
         with self._changed:
             is_open = self._arriving.pop(connection, None) is not None
             if is_open and not refusal:

@@ -146,5 +146,6 @@ def opened_store(hosts: Collection[str]) -> tuple[TCPStore, StoreAddress]:
             )
     listener = socket.create_server((host, 0))  # only at this address, on a free port
     port = listener.getsockname()[1]
+    # hand over the open socket, so that no other process can take the port in between
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     return store, StoreAddress(host=host, port=port, interface=interface)

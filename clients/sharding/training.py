@@ -141,6 +141,7 @@ class ShardedTraining:
         else:
             (features, targets), total = workload.training_samples.batch(batch[some]), len(batch)
         size = workload.config.client.micro_batch or len(batch)
+        # The number of pieces follows from the largest share, so it is the same on all ranks.
         for start in range(0, -(-len(batch) // ranks), size):
             here = slice(start, min(start + size, last - first))
             if here.start < here.stop:

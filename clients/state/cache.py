@@ -99,7 +99,7 @@ class StateCache(ClientStore):
                 self._write(partition, version)
             else:
                 self._forget(partition, version)
-        for partition in self._changed:
+        for partition in self._changed:  # update the sum by differences, see [Note: the digest of the states]
             found = self._database.digests(partition).get((partition, versions.get(partition, 0)), 0)
             self._sum += found - self._counted.get(partition, 0)
             self._counted[partition] = found

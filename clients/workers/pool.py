@@ -196,6 +196,7 @@ class Workers:
         """
         if job.call not in self._calls:
             return
+        # only the running job counts as an attempt; queued ones did not cause the death
         unit.attempts += was_at_it and not is_late
         is_over = unit.attempts >= _NUM_ATTEMPTS
         reason = f"the worker process that trained this client {how}, and so did one before it."
@@ -280,6 +281,7 @@ class Workers:
     def _task(self, call: _Call, request: TrainRequest) -> _Task:
         """A request's tensors in shared memory, shared by requests that differ only in the client."""
         objective, tensors = request.objective, (*request.tensors.values(), *request.shared.values())
+        # By identity: within a round all requests hold the same tensors, and comparing values would be slow.
         key = (objective.name, json.dumps(dict(objective.settings), sort_keys=True), *map(id, tensors))
         task = call.tasks.get(key)
         if task is None:

@@ -73,6 +73,7 @@ class Queue:
     def done(self, unit: Unit) -> None:
         """Mark a unit as done, which advances the window."""
         self._is_done[unit.position] = True
+        # units finish out of order; the window starts at the first one still missing
         while self._first < len(self._units) and self._is_done[self._first]:
             self._first += 1
         self._admit()

@@ -151,7 +151,7 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
         keep_gradients_in(model, setting.gradients)
         batch = work.batch(setting.weights)
     optimizer = _optimizer(model, method, setting)
-    warm_up(model, optimizer)
+    warm_up(model, optimizer)  # allocates the moments, which must not appear as new in the counted step
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     num_trained = sum(parameter.numel() for parameter in trained)
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -135,6 +135,7 @@ class LiveBytes(TorchDispatchMode):
         self._places[number] = self.place
         self._events.append((number, size, self._phase))
 
+        # the callback runs when the storage is freed, which gives an exact event without polling
         def end(_: object) -> None:
             self._events.append((number, -size, self._phase))
             self._alive.pop(address, None)

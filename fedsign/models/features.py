@@ -90,6 +90,7 @@ def forward_with_features(
         ConfigError: the model has no nn.Linear.
     """
     if not moves_buffers:
+        # copies, since custom layers may write buffers even with BatchNorm's update disabled
         buffers = {name: tensors.get(name, buffer).clone() for name, buffer in model.named_buffers()}
         tensors = {**tensors, **buffers}
     statistics = nullcontext() if moves_buffers else _statistics_left_alone(model)

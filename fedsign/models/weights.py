@@ -57,6 +57,7 @@ def _difference(given: Tensor | None, own: Tensor | None) -> str:
 
 def _unwrapped(given: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Strip the prefixes that `torch.compile`, DataParallel, and DDP add, unless the model itself has such names."""
+    # torch.compile adds `_orig_mod.` at any depth; DataParallel adds `module.` in front, once per wrapping
     if not any("_orig_mod" in name.split(".") for name in own):
         given = {name.replace("_orig_mod.", ""): tensor for name, tensor in given.items()}
     if not any(name.startswith(_PARALLEL) for name in own):

@@ -156,6 +156,7 @@ def _freeze(model: nn.Module, *, trained: Iterable[nn.Module]) -> None:
     """Turn all parameters except the adapters and those of `trained` into non-persistent buffers."""
     kept = {parameter for module in trained for parameter in module.parameters()}
     frozen = []
+    # with duplicates: a tied parameter must become a buffer under each of its names
     for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
         owner, key = _owner(model, name)
         if ".lora_" in f".{name}" or parameter in kept:

@@ -43,7 +43,7 @@ class RowPacking(Packing):
     def put(self, name: str, sent: Tensor, into: Tensor) -> None:
         """Unpack a row into `into`; the tensor must have a mask."""
         mask = self._masks[name]
-        into.zero_()  # a diverged client may have left NaN in absent weights
+        into.zero_()  # a client that diverged may have left NaN in absent weights
         put_back(into, sent.to(into.device, into.dtype), mask)
 
     def _row(self, name: str, tensor: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class PartialUpdates(UpdateEncoding):
         self.changed_in.update(
             (name, round)
             for name, tensor in after.items()
-            if tensor is not before[name] and not torch.equal(tensor, before[name])
+            if tensor is not before[name] and not torch.equal(tensor, before[name])  # identity first: comparing is slow
         )
 
     def state(self) -> tuple[dict[str, Any], dict[str, Mapping[int, int]]]:

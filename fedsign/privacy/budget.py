@@ -38,6 +38,7 @@ class Budget:
         """Record a round's releases durably; return epsilon of the rounds so far."""
         self._note(round, released)
         self._count(round)
+        # rounds compose per holder, so the holder with the most releases determines epsilon
         spent = self._accountant.epsilon(max(self._spent.values(), default=0))
         RunFolder(self._path.parent).append(
             NAME, {"round": round, "released": released, **figures, "epsilon": self.total}, durable=True

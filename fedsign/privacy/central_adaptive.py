@@ -66,6 +66,7 @@ class CentralAdaptive(Central):
         """C <- C exp(-eta (b - g))."""
         stddev = self._stddev(cohort_size)
         noise = stddev * secret.normal(1, "count", *labels)[0] if stddev else 0.0
+        # sum_k (b_k - 1/2) over the replies; missing ones contribute 0
         below = 0.5 + (num_below - num_replies / 2 + noise) / cohort_size
         self.clip_norm *= math.exp(-self.clip_lr * (below - self.target_quantile))
 

@@ -125,6 +125,8 @@ class Collectives:
     def _run_through_host(self, collective: Collective, tensor: Tensor) -> None:
         host, scope = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda), collective.scope
         part = partial(own, of=scope.whole, to=scope.part, grouping=self.grouping, rank=self.rank)
+        # Copy only what the operation needs: an all-gather reads this rank's part and writes everything, a
+        # reduce-scatter the other way round.
         if collective.operation is Operation.ALL_GATHER:
             part(host).copy_(part(tensor))
         else:
@@ -141,6 +143,7 @@ class Collectives:
 
     def said_by_first(self, text: str) -> str:
         """Broadcast a text from rank 0, as a length and UTF-8."""
+        # NCCL broadcasts GPU tensors only
         device = "cpu" if backend_of("cpu") else "cuda"
         mine = text.encode()[:_MAX_SAID_BYTES]
         length = torch.tensor([len(mine)], device=device)
@@ -182,6 +185,8 @@ class Collectives:
 
     def _two_level_gather(self, blocks: Sequence[Sequence[Tensor]]) -> None:
         groups, local, group = len(blocks), self.grouping.local_of(self.rank), self.grouping.group_of(self.rank)
+        # Start the next exchange between groups before gathering within the group: slow and fast links then work in
+        # parallel, and the slow one is waited for only when its blocks are needed.
         for step in range(groups):
             here = (group - step) % groups  # the group whose blocks have arrived
             crossing: Sequence[dist.Work] = ()

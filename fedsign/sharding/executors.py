@@ -69,7 +69,7 @@ def _on_stream(stream: torch.cuda.Stream, reached: torch.cuda.Event, job: Job) -
     with torch.cuda.stream(stream):
         stream.wait_event(reached)
         job()
-        stream.synchronize()
+        stream.synchronize()  # the waiter gets no event, so results must be complete when the job is
 
 
 def _carry_out(jobs: _Jobs) -> None:
@@ -94,6 +94,7 @@ class CudaStream:
 
     def start(self, job: Job) -> Work:
         """Enqueue a job after the caller's stream; `wait` makes the caller's stream wait, not the CPU."""
+        # the collective reads what the compute stream has enqueued so far
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             job()

@@ -65,6 +65,7 @@ class FlatParameter:
         self.offsets = [0, *accumulate(param.numel() for param in self.params)]
         self.cut = Cut(numel=self.offsets[-1], grouping=self.grouping)
         exact = torch.zeros(self.cut.padded, dtype=self.params[0].dtype, device=self.params[0].device)
+        # Shard from the exact values: masters keep the original precision even if the model computes in a lower one.
         if self.rank == 0:
             for name, param, view in zip(self.names, self.params, self._views(exact), strict=True):
                 view.copy_(param.detach() if read is None else read(name))
@@ -118,7 +119,7 @@ class FlatParameter:
         """Free the gathered parameters, unless the strategy keeps them."""
         if not self._is_sharded:
             return
-        if self._unsharding is not None:
+        if self._unsharding is not None:  # a prefetch in vain: its collective still writes into the storage
             self._wait_for_unshard(self._unsharding)
         for param, shape in zip(self.params, self.shapes, strict=True):
             param.data = self._absent.expand(shape)
@@ -148,6 +149,7 @@ class FlatParameter:
         """
         if not self.trainable:
             return []
+        # Detach the gradients first: the reduction clobbers `whole`, and the next backward must not add into it.
         for param in self.params:
             param.grad = None
         whole, self._gradient_whole = self._gradient_whole, None
@@ -226,7 +228,7 @@ class FlatParameter:
         if self._master is None or not self.trainable:
             return
         mine = self._own(self._shard, self.strategy.params, self.strategy.states)
-        if mine.data_ptr() != self._master.data_ptr():
+        if mine.data_ptr() != self._master.data_ptr():  # equal dtypes: the master is a view of the shard
             mine.copy_(self._master)
         for collective in self.strategy.sync_params:
             self._collectives.run(collective, self._shard)

@@ -77,6 +77,7 @@ class _Unit:
     def _before_forward(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self._is_in_backward:
             return None
+        # a forward inside a backward is a recomputation, not a pass of its own
         if self._is_all and not self._model.is_in_backward:
             self._model.prefetcher.begin("forward")
         self._unshard()
@@ -299,7 +300,7 @@ class Sharded:
         if not self._num_backwards:
             raise ConfigError("step() was called without a backward; call it after the backward of each micro-batch.")
         self._num_backwards = 0
-        self.prefetcher.settle()
+        self.prefetcher.settle()  # the gradient sums are complete only when all reductions are
         for flat in self.flats:
             flat.sync_gradients()
         if add is not None:
@@ -307,7 +308,7 @@ class Sharded:
         for piece, gradient in self._gradients():
             if (mask := self._masks.get(piece.tensor)) is not None:
                 gradient.mul_(mask)
-        norm = self._global_norm()
+        norm = self._global_norm()  # collective: all ranks have to call it
         if clip_norm is not None:
             scale = min(1.0, clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
             for _, gradient in self._gradients():

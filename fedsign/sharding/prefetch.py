@@ -82,7 +82,7 @@ class Prefetcher:
         """Called when a unit is unsharded and about to run: prefetch the next one."""
         if not self._is_on or self._order is None:
             return
-        if unit is self._fetched:
+        if unit is self._fetched:  # the prediction was right, the slot is free
             self._fetched = ()
         following = self._order.after(unit)
         if following is not None and not self._fetched and not all(flat.is_unsharded for flat in following):
@@ -94,7 +94,7 @@ class Prefetcher:
         """Track a unit's reductions, and keep their tensors alive until they are done."""
         if started:
             self._reducing.append(started)
-        self._wait(but=1 if self._is_on else 0)
+        self._wait(but=1 if self._is_on else 0)  # bounds memory: at most one unit's gradients in flight
 
     def settle(self) -> None:
         """Wait for everything in flight."""

@@ -105,7 +105,7 @@ def load(sharded: Sharded, folder: Path) -> None:
     for tensor, key, name in found:
         value = state[name]
         sharded.optimizer.state[tensor][key] = value.piece if isinstance(value, _Part) else value
-    for flat in sharded.flats:
+    for flat in sharded.flats:  # the masters were read, the shards follow from them
         flat.sync_params()
 
 

@@ -55,7 +55,7 @@ def make_room(model: nn.Module, device: torch.device) -> None:
 
     Each is an expanded NaN until `FlatParameter` sets its values.
     """
-    replaced: dict[int, nn.Parameter] = {}
+    replaced: dict[int, nn.Parameter] = {}  # by identity, so that tied parameters get the same replacement
     for module in model.modules():
         for name, param in module._parameters.items():
             if param is not None and param.is_meta:

@@ -90,7 +90,7 @@ def seconds(collective: Collective, *, tensor_bytes: float, grouping: Grouping, 
         case Scope.INTER, _:
             once = (g - 1) * across
         case Scope.ALL, Rings.TWO_LEVEL:
-            once = (g - 1) * max(across, within) + within
+            once = (g - 1) * max(across, within) + within  # the levels overlap, except for the last blocks
         case _:
             slowest = network.inter_bps if g > 1 else network.intra_bps
             if m > 1:

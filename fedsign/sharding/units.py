@@ -43,7 +43,7 @@ def _assign(
         unit = module
     for param in module.parameters(recurse=False):
         owner = owners.setdefault(id(param), unit)
-        if owner is not unit:
+        if owner is not unit:  # tied across units
             owners[id(param)] = model
     for child in module.children():
         _assign(child, unit, chosen, model, owners)

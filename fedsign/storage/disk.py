@@ -101,6 +101,8 @@ def replace_file(path: Path, write: Callable[[Path], object], *, durable: bool =
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write(partial)
+        # Sync before the rename, or a crash may leave the new name with empty content; sync the folder afterwards, or
+        # the rename itself may be lost.
         if durable:
             sync(partial)
         partial.replace(path)

@@ -288,7 +288,7 @@ def _last_chain(path: Path) -> str:
     """The chain of a file's last line."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 64))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 64))  # more than a chain takes; the file may be large
             return digests.chain_of(file.read().decode("utf-8", errors="replace").removesuffix("\n"))
     except FileNotFoundError:
         return ""

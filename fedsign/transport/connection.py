@@ -89,6 +89,7 @@ class Connection:
         self._unsent += _LENGTHS.pack(len(header), len(payload)) + header
         if not flush:
             return
+        # buffered frames and this header go out in one system call, which matters because TCP_NODELAY is on
         unsent, self._unsent = self._unsent, bytearray()
         try:
             self._limit_wait()
@@ -223,6 +224,7 @@ def poll(connections: Iterable[Connection], timeout_s: float | None = None) -> l
     """Wait at most `timeout_s` for connections with messages, or with lost peers."""
     poller = select.poll()
     known = {connection.fileno(): connection for connection in connections}
+    # TLS may have decrypted a whole record already: then the socket is not readable although a message is waiting.
     buffered = [connection for connection in known.values() if connection.num_buffered()]
     if buffered:
         return buffered

@@ -34,6 +34,7 @@ class ServerOptimizer:
         """The next values of the named parameters, computed in at least float32 and returned in their own dtype."""
         stepped = {}
         for name in names:
+            # moments of small pseudo-gradients would underflow in half precision
             before = served[name].to(torch.promote_types(served[name].dtype, torch.float32))
             if name not in self._memory:
                 starts = {slot: self.initial if slot == "second_moment" else 0.0 for slot in self.slots}
