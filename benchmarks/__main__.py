@@ -135,7 +135,7 @@ def _chosen_works(names: Sequence[str], devices: Sequence[str]) -> list[tuple[Wo
     works = all_works()
     for name in names:
         if name not in (*works, "all", "scaling", *_EXTRAS):
-            raise SystemExit(f"there is no work '{name}'; expected is all, scaling, {', '.join([*_EXTRAS, *works])}.")
+            raise SystemExit(f"there is no work '{name}'; expected all, scaling, {', '.join([*_EXTRAS, *works])}.")
     chosen = [
         work
         for work in works.values()

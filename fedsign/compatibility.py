@@ -119,7 +119,7 @@ def _classifies_data(experiment: Experiment) -> bool:
 WEIGHTS_FOR_ALL: Rule[Experiment] = Rule(
     lambda its: len(its.serves.weights) not in (0, its.config.partition.num_clients) and len(its.serves.weights),
     "strategy.weights with {found} numbers was given for {config.partition.num_clients} clients",
-    "expected is one for each",
+    "expected one for each",
 )
 RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
     WEIGHTS_FOR_ALL,

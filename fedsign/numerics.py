@@ -100,7 +100,7 @@ def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"engine.device='{name}' was given; expected is auto, cpu, cuda or cuda:0.") from error
+        raise ConfigError(f"engine.device='{name}' was given; expected auto, cpu, cuda or cuda:0.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"engine.device='{name}' was given, but torch sees no CUDA device here; use cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

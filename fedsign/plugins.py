@@ -204,13 +204,13 @@ def sentence(
         case "part_expected":
             name = first["input"] if isinstance(first["input"], str) else "NAME"
             return (
-                f"{path}={shown(first['input'])} was given, but expected is a table with a name; "
+                f"{path}={shown(first['input'])} was given, but expected a table with a name; "
                 f"say --set {path}.name={name}.{more}"
             )
         case "model_type" | "model_attributes_type":
             keys = [*_fields(_table_at(model, first["loc"]) or table or model)]
             return (
-                f"{path}={shown(first['input'])} was given, but expected is a table with the keys {', '.join(keys)}; "
+                f"{path}={shown(first['input'])} was given, but expected a table with the keys {', '.join(keys)}; "
                 f"set one of them, such as --set {path}.{keys[0]}=VALUE.{more}"
             )
     field = _fields(table).get(str(first["loc"][-1])) if table and first["loc"] else None
@@ -218,9 +218,9 @@ def sentence(
     same = [problem for problem in problems if _path(problem, given) == _path(first, given)]
     expected = " or ".join(dict.fromkeys(_expected(problem, default) for problem in same))
     if first["loc"] and first["loc"][0] not in given:
-        return f"the default {path}={shown(first['input'])} does not fit its own type: expected is {expected}.{more}"
+        return f"the default {path}={shown(first['input'])} does not fit its own type: expected {expected}.{more}"
     return (
-        f"{path}={shown(first['input'])} was given, but expected is {expected}; "
+        f"{path}={shown(first['input'])} was given, but expected {expected}; "
         f"correct it in the file or with {_remedy(settable, first, default)}.{more}"
     )
 

@@ -207,10 +207,10 @@ def one_of(given: str, names: Iterable[str]) -> str:
     """The nearest name and the list of all names, to complete an error message (no final period).
 
     >>> one_of("fedsing", ["fedavg", "fedsign"])
-    " Did you mean 'fedsign'? Expected is one of fedavg, fedsign"
+    " Did you mean 'fedsign'? Expected one of fedavg, fedsign"
     """
     known = list(names)
-    return f"{nearest(given, known)} Expected is one of {', '.join(known)}"
+    return f"{nearest(given, known)} Expected one of {', '.join(known)}"
 
 
 def target_of(kind: str, name: str) -> str:
@@ -250,7 +250,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
             f"{nearest(attribute, dir(module))}{_shadowed(module_name)}"
         ) from error
     if not (inspect.isclass(factory) or inspect.isroutine(factory)):
-        raise ConfigError(f"{kind} '{name}' is of type {type(factory).__name__}; expected is a class or a function.")
+        raise ConfigError(f"{kind} '{name}' is of type {type(factory).__name__}; expected a class or a function.")
     found: Callable[..., Any] = factory
     return found
 

@@ -238,7 +238,7 @@ class ClientSection(Section):
         if bool(self.local_epochs) == bool(self.local_steps):
             raise ConfigError(
                 f"client.local_epochs={self.local_epochs} and client.local_steps={self.local_steps} were given; "
-                "expected is one of the two above 0: set the other to 0."
+                "expected one of the two above 0: set the other to 0."
             )
 
 

@@ -103,7 +103,7 @@ class Workload:
         task: Task = plugins.build("task", self.config.task, {})
         if not callable(getattr(task, "loss", None)):
             raise ConfigError(
-                f"task={self.config.task} gives a {type(task).__name__} without a method `loss`; expected is "
+                f"task={self.config.task} gives a {type(task).__name__} without a method `loss`; expected "
                 "loss(outputs, targets), which gives the mean loss of a batch."
             )
         return task
@@ -287,11 +287,11 @@ def check_partition(
     if len(indices) != num_clients or any(len(index) == 0 for index in shares):
         raise DataError(
             f"partition.name={name} gives {len(indices)} parts, {sum(len(index) == 0 for index in shares)} of them "
-            f"empty; expected are {num_clients} with at least one sample each."
+            f"empty; expected {num_clients} with at least one sample each."
         )
     for dealt in shares if is_shared else [np.concatenate(shares)]:
         if dealt.min() < 0 or dealt.max() >= num_samples or np.bincount(dealt).max() > 1:
             raise DataError(
                 f"partition.name={name} deals a sample out twice{' to one client' if is_shared else ''} or one that "
-                f"does not exist; expected are different indices from 0 to {num_samples - 1}."
+                f"does not exist; expected different indices from 0 to {num_samples - 1}."
             )

@@ -287,7 +287,7 @@ def config_of(experiment: ExperimentConfig | Mapping[str, Any] | None) -> Experi
 def _check_tree(experiment: object) -> None:
     if experiment is not None and not isinstance(experiment, Mapping):
         raise ConfigError(
-            f"the experiment {experiment!r} was given, but expected is a configuration or a dictionary of changes, "
+            f"the experiment {experiment!r} was given, but expected a configuration or a dictionary of changes, "
             "such as "
             '{"rounds": 60}; fedsign.config.load(Path("experiment.toml")) reads a file.'
         )

@@ -36,9 +36,9 @@ app = typer.Typer(
 )
 
 _GROUPS = {  # command groups of capabilities; a group without commands is not shown
-    "analyse": "Look at what was learnt: loss valleys, the line through two models, signs, curvature.",
-    "estimate": "Say what a training will take, before it is run.",
-    "tune": "Find settings by trying them, or by gradients through whole rounds.",
+    "analyse": "Analyze a model: loss valleys, linear interpolation, signs, curvature.",
+    "estimate": "Estimate the cost of training before running it.",
+    "tune": "Tune hyperparameters by search or by gradients.",
 }
 
 
@@ -62,7 +62,7 @@ def root(
 def run(
     config: ConfigArgument = None,
     overrides: SetOption = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     show_config: ShowConfigOption = False,
 ) -> None:
     """Run an experiment: train, evaluate every round, write results and a report."""
@@ -72,7 +72,8 @@ def run(
     if resume is not None:
         if config is not None:
             raise ConfigError(
-                "a configuration and --resume were both given; a run is resumed with its own: drop the file."
+                "a configuration and --resume were both given; a run is resumed with its own configuration: "
+                "drop the file."
             )
         file = open_run(resume).path / "config.toml"
         done = _run(configs.load(file, overrides) if overrides else None, resume=resume)
@@ -96,13 +97,11 @@ def report(path: RunArgument) -> None:
 
 @app.command()
 def partition(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; without it, the default experiment.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="TOML file; default: the default experiment.")] = None,
     overrides: SetOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="The picture, .svg, .pdf, .png or .html; without it, partition.svg in this folder (none with --json)."
-        ),
+        typer.Option(help="Output file: .svg, .pdf, .png, or .html; default: ./partition.svg (none with --json)."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -127,7 +126,7 @@ app.add_typer(_runs, name="runs")
 @_runs.callback(invoke_without_command=True)
 def runs(
     context: typer.Context,
-    root: Annotated[Path, typer.Option("--root", help="The folder that holds the runs.")] = Path("runs"),
+    root: Annotated[Path, typer.Option("--root", help="Folder that contains the runs.")] = Path("runs"),
     json: JsonOption = False,
 ) -> None:
     """List the runs on disk, or verify one."""
@@ -146,7 +145,7 @@ def runs(
 
 @_runs.command("verify")
 def verify_files(
-    path: Annotated[Path, typer.Argument(help="The folder of a run, of a comparison or of clients' states.")],
+    path: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, or client states.")],
     json: JsonOption = False,
 ) -> None:
     """Check every file against its digest; nothing is changed."""
@@ -168,9 +167,9 @@ def verify_files(
 def list_names(
     kind: Annotated[
         str,
-        typer.Argument(help="strategies, datasets, models, partitions, ...; without it, all kinds."),
+        typer.Argument(help="strategies, datasets, models, partitions, ...; default: all kinds."),
     ] = "",
-    name: Annotated[str, typer.Argument(help="One of them, or module:Name of your own: its traits.")] = "",
+    name: Annotated[str, typer.Argument(help="Show the traits of one component, or of your own module:Name.")] = "",
     json: JsonOption = False,
 ) -> None:
     """List the components that a configuration can name, and their traits."""
@@ -269,7 +268,7 @@ def _run(experiment: Any, *, resume: Path | None = None) -> Any:
     try:
         return api.run(experiment, resume=resume, callbacks=[Watch()])
     except KeyboardInterrupt:
-        there = f"; go on with: fedsign run --resume {escaped(shlex.quote(str(seen[-1])))}" if seen else "."
+        there = f"; resume with: fedsign run --resume {escaped(shlex.quote(str(seen[-1])))}" if seen else "."
         raise Stopped(f"stopped{there}") from None
 
 

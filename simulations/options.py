@@ -10,28 +10,26 @@ import typer
 
 from fedsign.errors import ConfigError
 
-ConfigArgument = Annotated[
-    Path | None, typer.Argument(help="A TOML file; without it, the default experiment: FedSign on digits.")
-]
+ConfigArgument = Annotated[Path | None, typer.Argument(help="TOML file; default: FedSign on digits.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, such as client.lr=0.1; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, such as client.lr=0.1; repeatable."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-NumbersOption = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of a table.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+NumbersOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 TuneSeedsOption = Annotated[
     str | None,
     typer.Option(
         metavar="N",
-        help="How many seeds each trial has, 2 without it; or which, such as 7,8.  None of them is one of --seeds.",
+        help="Number of seeds per trial, or a list such as 7,8; disjoint from --seeds; default: 2.",
         show_default=False,
     ),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option(help="Processes; without it, as many as there are cores.", show_default=False)
+    int | None, typer.Option(help="Number of processes; default: number of cores.", show_default=False)
 ]
-ShowConfigOption = Annotated[bool, typer.Option("--show-config", help="Print the complete configuration and exit.")]
+ShowConfigOption = Annotated[bool, typer.Option("--show-config", help="Print the full configuration and exit.")]
 
 
 class Stopped(Exception):
@@ -52,4 +50,4 @@ def numbers(option: str, text: str) -> list[float]:
     try:
         return [float(word) for word in words(text)]
     except ValueError as error:
-        raise ConfigError(f"{option} {text} was given, but expected are numbers with commas between them.") from error
+        raise ConfigError(f"{option} {text} was given, but expected numbers with commas between them.") from error

@@ -57,8 +57,7 @@ def prepare(workload: Workload, strategy: FlowerStrategy) -> None:
         return
     if not isinstance(rule, Central | Local):
         raise ConfigError(
-            f"privacy.name={part.name} gives a {type(rule).__name__}; expected is a Central or a Local of "
-            "fedsign.privacy."
+            f"privacy.name={part.name} gives a {type(rule).__name__}; expected a Central or a Local of fedsign.privacy."
         )
     if isinstance(rule, Central):
         rule.check(cohort_size=workload.config.server.cohort_size)

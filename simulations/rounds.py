@@ -220,7 +220,7 @@ class RoundLoop:
             why = f" First failure: client {first.partition}: {first.reason}" if first else ""
             raise RoundError(
                 f"round {self.round} ended with {len(traffic.accepted)} usable replies of {len(traffic.sent)}, "
-                f"expected are server.min_replies={self._config.server.min_replies} or more.{why} (in full in "
+                f"expected server.min_replies={self._config.server.min_replies} or more.{why} (in full in "
                 f"{self.folder.path / 'failures.jsonl'})"
             )
 
@@ -308,7 +308,7 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
         strategy = strategy.strategy_for(part.name, workload.config)
     if not isinstance(strategy, FlowerStrategy):
         raise ConfigError(
-            f"strategy.name={part.name} gives a {type(strategy).__name__}; expected is a subclass of "
+            f"strategy.name={part.name} gives a {type(strategy).__name__}; expected a subclass of "
             "strategies.base.Strategy or of Flower's Strategy."
         )
     for prepare in extensions("strategy_transform"):

@@ -141,7 +141,7 @@ class Strategy(FlowerStrategy):
         if self.weights and len(self.weights) != len(clients):
             raise ConfigError(
                 f"strategy.weights with {len(self.weights)} numbers was given for {len(clients)} clients; "
-                "expected is one for each."
+                "expected one for each."
             )
         rng = None if self.aggregator is None else self.aggregator.sampler(round)
         rng = rng or generator(seed, Purpose.SAMPLING, round=round)
@@ -209,7 +209,7 @@ class Strategy(FlowerStrategy):
             if not 0 < weight < float("inf"):
                 raise RoundError(
                     f"{type(self).__name__}.weight gave {weight} for client {each.partition}; "
-                    "expected is a finite number above 0."
+                    "expected a finite number above 0."
                 )
         return weights
 

@@ -96,5 +96,5 @@ def player_named(name: str) -> Player:
     """Return a competitor by name."""
     found = {player.name: player for player in PLAYERS}
     if name not in found:
-        raise SystemExit(f"there is no player '{name}'; expected is one of {', '.join(found)}.")
+        raise SystemExit(f"there is no player '{name}'; expected one of {', '.join(found)}.")
     return found[name]

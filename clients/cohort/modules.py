@@ -102,7 +102,7 @@ def _dropout(module: nn.Dropout | nn.Dropout2d, batch: Batch, x: Tensor) -> Tens
         shape = tuple(x.shape[1:])
         if isinstance(module, nn.Dropout2d):
             if x.dim() != 4:
-                raise ValueError(f"Dropout2d was given {x.dim()} dimensions; expected are images [n, C, H, W].")
+                raise ValueError(f"Dropout2d was given {x.dim()} dimensions; expected images [n, C, H, W].")
             shape = (x.shape[1], 1, 1)
         batch.draws.append(Draw(keep=1 - module.p, shape=shape, is_torchs=isinstance(module, nn.Dropout2d)))
         return x

@@ -59,7 +59,7 @@ class SuperNode(Node):
         if not isinstance(self._own.get(settings.SHARE_KEY, False), bool):
             raise ConfigError(
                 f"the node's {settings.SHARE_KEY}={self._own[settings.SHARE_KEY]} was given, "
-                "but expected is true or false."
+                "but expected true or false."
             )
 
     @property

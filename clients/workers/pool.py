@@ -365,7 +365,7 @@ def devices_of(workload: Workload, num_workers: int) -> list[str]:
     if num_devices < num_workers:
         raise ConfigError(
             f"engine.workers={num_workers} was given with engine.device={name}, but torch sees {num_devices} CUDA "
-            f"device{'s' if num_devices > 1 else ''} here, and expected is one for each worker; "
+            f"device{'s' if num_devices > 1 else ''} here, and expected one for each worker; "
             "lower engine.workers, or name the one that they share: engine.device=cuda:0."
         )
     return [f"cuda:{index}" for index in range(num_workers)]

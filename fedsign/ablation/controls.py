@@ -21,7 +21,7 @@ Norms = Literal["weight_norms", "update_norms"]
 Group = Literal["reference", "parts", "size", "settings"]
 GROUPS: Final[Mapping[Group, str]] = {
     "reference": "Reference",
-    "parts": "Parts taken away",
+    "parts": "Ablated parts",
     "size": "Size alone",
     "settings": "Plain settings of FedAvg",
 }
@@ -73,7 +73,7 @@ ESSENTIAL: Final[Mapping[str, Essential]] = {
     "fedsign": Essential(key="own-sign", part="the received signs"),
     "fedprox": Essential(key="update-norms", part="a pull to the received model, beyond shorter steps"),
     "feddyn": Essential(key="pull", part="the clients' linear terms and the server's memory"),
-    "moon": Essential(key="received-part", part="the push from the client's previous model"),
+    "moon": Essential(key="received-part", part="the push away from the client's previous model"),
 }
 _ANY = Essential(key="weight-norms", part="more than the norms of the weights")
 
@@ -171,7 +171,7 @@ def _feddyn(subject: Subject) -> list[Control]:
             key="clients",
             label="clients alone",
             group="parts",
-            text="the server averages, without its memory",
+            text="the server averages, without its state",
             changes=control("feddyn", alpha=alpha),
         ),
         Control(
@@ -191,7 +191,7 @@ def _moon(subject: Subject) -> list[Control]:
             key=f"{part}-part",
             label=label,
             group="parts",
-            text="the contrast's other half is left out",
+            text="the other term of the contrastive loss is left out",
             changes=control("moon_part", part=part, **settings),
         )
         for part, label in (("received", "pull to the received"), ("previous", "push from the previous"))

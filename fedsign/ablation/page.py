@@ -22,12 +22,15 @@ from fedsign.storage.disk import write_text
 PAGE = "ablation.html"
 _REACH = 5  # half-width of the axis of differences, in medians of the interval ends
 _CURVES = {
-    "weight_norm": ("Weight norm", "Of all parameters of the evaluated model."),
+    "weight_norm": ("Weight norm", "All parameters of the evaluated model."),
     "disagreement": (
         "Received signs not kept, log scale",
-        "The share of parameters whose sign a client’s model has changed; half are, where signs have no relation.",
+        "Fraction of parameters whose sign changed during local training; 0.5 if signs are unrelated.",
     ),
-    "signs_updates": ("Agreement of updates", "The share of parameters that two clients’ updates move the same way."),
+    "signs_updates": (
+        "Agreement of updates",
+        "Fraction of parameters that two clients’ updates move in the same direction.",
+    ),
     "client_drift": ("Client drift", DRIFT),
 }
 
@@ -160,8 +163,8 @@ def differences(ablation: Ablation) -> Chart:
         x=Axis(label=f"difference to FedAvg, {unit}", limits=(ticks[0], ticks[-1])),
         y=Axis(categories=names, headings=frozenset(headings)),
         rules=[(0.0, "")],
-        text="With 95 % intervals. A full dot: the corrected test tells it from FedAvg; an empty one: too few seeds to "
-        "tell. What ends at the edge goes on beyond it.",
+        text="With 95 % intervals. Filled dot: significant after correction; open dot: too few seeds to "
+        "tell. Bars that end at the edge extend beyond it.",
     )
 
 

@@ -70,7 +70,7 @@ class Condensation:
         low, high = train.features.aminmax()
         if low < 0 or high > 1:
             raise DataError(
-                f"data '{part.name}' has features from {low:.3g} to {high:.3g}; expected are pixels from 0 to 1, as "
+                f"data '{part.name}' has features from {low:.3g} to {high:.3g}; expected pixels from 0 to 1, as "
                 "fractions."
             )
         return Dataset(train=train, test=test, class_names=dataset.class_names)
@@ -113,7 +113,7 @@ class Condensation:
         for label in self.classes.tolist():
             of_class = (train.targets == label).nonzero().flatten()
             if config.start != "noise" and not len(of_class):
-                raise DataError(f"class {label} has no training image to start from; expected is one, or start=noise.")
+                raise DataError(f"class {label} has no training image to start from; expected one, or start=noise.")
             for _ in range(config.images_per_class):
                 found.append(self._first_image(of_class, generator))
         meta = {IMAGES: torch.stack(found).to(self.device)}
@@ -217,8 +217,7 @@ def _images(samples: AnySamples, name: str, size: int) -> AnySamples:
         side = isqrt(shape[0]) if len(shape) == 1 else 0
         if not side or side * side != shape[0] or not isinstance(samples, Samples):
             raise DataError(
-                f"data '{name}' has features of the shape {list(shape)}; expected are images, [channels, height, "
-                "width]."
+                f"data '{name}' has features of the shape {list(shape)}; expected images, [channels, height, width]."
             )
         samples = replace(samples, features=samples.features.reshape(-1, 1, side, side))
     if not size:
@@ -226,7 +225,7 @@ def _images(samples: AnySamples, name: str, size: int) -> AnySamples:
     height, width = samples.shape[1:]
     if size < max(height, width) or not isinstance(samples, Samples):
         raise DataError(
-            f"image_size={size} was given for images of {height}x{width} of data '{name}'; expected is at least "
+            f"image_size={size} was given for images of {height}x{width} of data '{name}'; expected at least "
             f"{max(height, width)}, and images that are in memory; leave it at 0."
         )
     left, top = (size - width) // 2, (size - height) // 2

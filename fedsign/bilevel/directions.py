@@ -64,7 +64,7 @@ def quadrature(meta: Tree, *, count: int) -> Tree:
     each_axis = round(count ** (1 / size))
     if each_axis < 2 or each_axis**size != count:
         raise ConfigError(
-            f"num_directions={count} was given with directions=quadrature for {size} meta-parameters; expected is "
+            f"num_directions={count} was given with directions=quadrature for {size} meta-parameters; expected "
             f"n^{size}, n nodes of at least 2 for each of them. For many meta-parameters take rademacher or gaussian."
         )
     axis = torch.linspace(-5, 5, each_axis, dtype=torch.float64)

@@ -73,7 +73,7 @@ def differences(summary: Summary) -> Chart | None:
         text="A full dot: the corrected test tells the two apart. An empty dot: too few seeds to tell. Whiskers are "
         f"the 95 % interval of each difference by itself, so that one without 0 may have an empty dot.{single}"
         if summary.num_seeds > 1
-        else "One seed: neither intervals nor tests.",
+        else "One seed: no intervals and no tests.",
     )
 
 

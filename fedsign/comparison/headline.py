@@ -101,7 +101,7 @@ def _nothing(summary: Summary, found: Standings) -> str:
     if not found.pairs:
         return ""
     if all(pair.difference.num_pairs < 2 for pair in found.pairs):
-        return "One seed has neither an interval nor a test: another seed may turn this around."
+        return "With one seed there is no interval and no test; another seed may reverse this."
     least = corrected_p(min(pair.p for pair in found.pairs))
     tests = f"none of {len(found.pairs)} tests" if len(found.pairs) > 1 else "the test"
     shows = "shows" if len(found.pairs) > 1 else "does not show"

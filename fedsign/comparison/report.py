@@ -88,7 +88,7 @@ def facts(summary: Summary) -> list[Fact]:
     counts["conditions"] = len(summary.conditions)
     found = [Fact(name=name, value=f"{count:,}") for name, count in counts.items() if count]
     cells = Fact(name="runs", value=f"{summary.num_finished:,}", remark=f"of {summary.num_cells:,} finished")
-    time = Fact(name="time of all runs", value=wording.duration(summary.seconds), remark="added up")
+    time = Fact(name="total run time", value=wording.duration(summary.seconds), remark="added up")
     return [*found, cells, time]
 
 
@@ -97,11 +97,11 @@ def groups(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
     metric = summary.metric_name
     metric_text = f"On the test samples: {_what_lines_are(summary)}"
     if _is_smooth(summary):
-        metric_text += " Each line ends at the figure of the table."
+        metric_text += " Each line ends at the value in the table."
     own = {summary.metric: (f"Test {metric}", metric_text)}
     others = {
-        "loss": ("Test loss", "The loss on the test samples."),
-        "train_loss": ("Training loss", "The mean of what the clients minimize, on their own samples."),
+        "loss": ("Test loss", "Loss on the test set."),
+        "train_loss": ("Training loss", "Mean training loss of the clients on their own samples."),
         "client_drift": ("Client drift", DRIFT),
     }
     is_one = len(summary.conditions) == 1

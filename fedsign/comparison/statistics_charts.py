@@ -72,7 +72,7 @@ def _interquartile_means(summary: Summary, found: Statistics) -> Chart:
         [(name, [scale.factor * end for end in ends]) for name, ends in rows],
         texts,
         label=f"{summary.metric_name}{unit}",
-        text="Mean of the middle half of all runs, so that single lucky and unlucky ones do not count.",
+        text="Mean of the middle half of all runs; robust to outliers.",
     )
 
 
@@ -83,7 +83,7 @@ def _improvements(summary: Summary, found: Statistics) -> Chart:
         summary,
         rows,
         [f"{value:.2f} [{low:.2f}, {high:.2f}]" for _, (value, low, high) in rows],
-        label="P(better), 0.5 is a coin",
+        label="P(better); 0.5 = no difference",
         text=f"How often a random run is better than a random run of {summary.reference_label} under the same "
         "condition.",
     )

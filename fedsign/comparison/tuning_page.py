@@ -161,7 +161,7 @@ def _progress(summary: Summary, searches: Sequence[Mapping[str, Any]], of: Mappi
             numbers = list(range(1, max(map(len, of.values())) + 1))
             best = [best[0] for _ in numbers]
         series.append(Series(name=_label(summary, strategy), x=numbers, y=best, color=_color(summary, strategy)))
-    text = "The best validation value so far, after so many trials; the first is the experiment as given."
+    text = "Best validation value after a number of trials; the first trial is the experiment as given."
     return line_chart(
         f"Best validation {summary.metric_name}", series, x="trial", percent=summary.scale.percent, text=text
     )
@@ -175,7 +175,7 @@ def _learning(summary: Summary, searches: Sequence[Mapping[str, Any]]) -> list[C
         series = Series(
             name=name, x=range(len(each["losses"])), y=each["losses"], color=_color(summary, each["strategy"])
         )
-        text = "On the held-out samples, after the rounds of each step, which are other ones each time."
+        text = "On the held-out samples after the rounds of each step; rounds differ from step to step."
         charts.append(line_chart("Validation loss of the steps", [series], x="step", text=text))
     return charts
 

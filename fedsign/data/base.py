@@ -130,7 +130,7 @@ class LazySamples:
         if len(shapes) > 1:
             first, second = sorted(shapes)[:2]
             raise DataError(
-                f"samples have features of the shapes {list(first)} and {list(second)}; expected is one shape for all: "
+                f"samples have features of the shapes {list(first)} and {list(second)}; expected one shape for all: "
                 "let the data set crop or resize them."
             )
         return self.normalization.apply(torch.stack(items)).to(self.device), self.targets[index]
@@ -265,7 +265,7 @@ def normalized(dataset: Dataset, preset: Preset, constants: Normalization = IDEN
             normalization, num_channels = constants, dataset.input_shape[0]
             if len(constants.shift) != num_channels:
                 raise DataError(
-                    f"data.mean has {len(constants.shift)} numbers and a sample {num_channels} channels; expected is "
+                    f"data.mean has {len(constants.shift)} numbers and a sample {num_channels} channels; expected "
                     "one number for each."
                 )
     return replace(

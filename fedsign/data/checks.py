@@ -39,12 +39,12 @@ def checked_dataset(found: object, *, name: str) -> Dataset:
     if dataset.train.shape != dataset.test.shape:
         raise DataError(
             f"data.name={name} gives training features of shape {list(dataset.train.shape)} per sample and test "
-            f"features of {list(dataset.test.shape)}; expected is one shape for both."
+            f"features of {list(dataset.test.shape)}; expected one shape for both."
         )
     if dataset.standardized and len(dataset.standardized) != dataset.input_shape[0]:
         raise DataError(
             f"data.name={name} gives {len(dataset.standardized)} values of `standardized` and "
-            f"{dataset.input_shape[0]} channels; expected is one for each, or none at all."
+            f"{dataset.input_shape[0]} channels; expected one for each, or none at all."
         )
     return dataset
 
@@ -115,7 +115,7 @@ def _from_pair(found: Any, name: str) -> Dataset:
     pair = found if isinstance(found, tuple) else (getattr(found, "train", None), getattr(found, "test", None))
     if len(pair) != 2 or not all(is_map_style(part) for part in pair):
         raise DataError(
-            f"data.name={name} gives a {type(found).__name__}; expected is a fedsign.data.base.Dataset, or a pair "
+            f"data.name={name} gives a {type(found).__name__}; expected a fedsign.data.base.Dataset, or a pair "
             "(train, test) of torch Datasets that have __len__ and __getitem__."
         )
     return from_torch(*pair)
@@ -128,7 +128,7 @@ def _check_lengths(samples: AnySamples, who: str) -> None:
         num_features = len(samples.source if samples.positions is None else samples.positions)
     if not len(samples) or num_features != len(samples):
         raise DataError(
-            f"{who} data with {num_features} features and {len(samples)} targets; expected is one target for each, "
+            f"{who} data with {num_features} features and {len(samples)} targets; expected one target for each, "
             "and at least one."
         )
     owners = samples.owners
@@ -143,10 +143,10 @@ def _check_features(samples: AnySamples, who: str) -> None:
     if isinstance(samples, LazySamples):
         return  # converted to float on fetching; checking them all would read the whole data set
     if not samples.features.is_floating_point():
-        raise DataError(f"{who} features of {samples.features.dtype}; expected is float32.")
+        raise DataError(f"{who} features of {samples.features.dtype}; expected float32.")
     if not torch.isfinite(samples.features).all():
         raise DataError(
-            f"{who} features that are NaN or infinite; expected are numbers: fill in or leave out what is missing."
+            f"{who} features that are NaN or infinite; expected numbers: fill in or leave out what is missing."
         )
 
 
@@ -154,7 +154,7 @@ def _check_tokens(samples: AnySamples, vocabulary_size: int, who: str) -> None:
     """Check blocks of tokens and next tokens [n, T], in memory."""
     if isinstance(samples, LazySamples):
         raise DataError(
-            f"{who} text that is fetched batch by batch; expected are blocks of tokens in memory: give Samples."
+            f"{who} text that is fetched batch by batch; expected blocks of tokens in memory: give Samples."
         )
     features, targets = samples.features, samples.targets
     if (features.dtype, features.ndim, features.shape) != (
@@ -164,13 +164,11 @@ def _check_tokens(samples: AnySamples, vocabulary_size: int, who: str) -> None:
     ) or targets.dtype != torch.int64:
         raise DataError(
             f"{who} text as {features.dtype} of shape {list(features.shape)} with targets of "
-            f"{targets.dtype} and {list(targets.shape)}; expected is torch.int64 [blocks, block length] for both."
+            f"{targets.dtype} and {list(targets.shape)}; expected torch.int64 [blocks, block length] for both."
         )
     scored = targets[targets != IGNORED]
     if not len(scored):
-        raise DataError(
-            f"{who} text of which no token is scored; expected is at least one target that is not {IGNORED}."
-        )
+        raise DataError(f"{who} text of which no token is scored; expected at least one target that is not {IGNORED}.")
     if not (_are_labels(features, vocabulary_size) and _are_labels(scored, vocabulary_size)):
         raise DataError(
             f"{who} tokens that are not from 0 to {vocabulary_size - 1}, as its tokenizer's are; use the same "

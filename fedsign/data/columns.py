@@ -161,7 +161,7 @@ def _table(read: Callable[[Path], "pd.DataFrame"], path: str, key: str) -> "pd.D
             f"{file} cannot be read as a table ({what.rstrip('.')}); correct the file or name another one."
         ) from error
     if not len(table):
-        raise DataError(f"{file} holds no rows; expected is a first line with the columns' names and rows below it.")
+        raise DataError(f"{file} holds no rows; expected a first line with the columns' names and rows below it.")
     return table
 
 
@@ -219,7 +219,7 @@ def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
         )
     if not chosen or columns.target in chosen:
         raise DataError(
-            f"data.features={chosen} was given with data.target={columns.target}; expected is at least one column, "
+            f"data.features={chosen} was given with data.target={columns.target}; expected at least one column, "
             "and not the target."
         )
     return chosen
@@ -248,7 +248,7 @@ def _encode(
     kind = _kind(train[name])
     if kind == "other":
         raise DataError(
-            f"column '{name}' is of type {train[name].dtype}; expected are numbers, texts or truth values: turn it "
+            f"column '{name}' is of type {train[name].dtype}; expected numbers, texts or truth values: turn it "
             "into numbers, or list the columns to use in data.features."
         )
     levels = columns.levels_of(name)

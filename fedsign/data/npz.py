@@ -46,7 +46,7 @@ def npz(
         train, test = whole[rows[0]], whole[rows[1]]
     else:
         raise DataError(
-            f"{file} holds the arrays {', '.join(sorted(arrays)) or 'none'}; expected are x_train, y_train, x_test "
+            f"{file} holds the arrays {', '.join(sorted(arrays)) or 'none'}; expected x_train, y_train, x_test "
             "and y_test, or x and y."
         )
     if class_names:
@@ -78,12 +78,10 @@ def _samples(
     x: npt.NDArray[Any], y: npt.NDArray[Any], owners: npt.NDArray[Any] | None, channels: str, file: Path
 ) -> Samples:
     if not {x.dtype.kind, y.dtype.kind} <= set("buif"):
-        raise DataError(f"{file} holds x of {x.dtype} and y of {y.dtype}; expected are numbers.")
+        raise DataError(f"{file} holds x of {x.dtype} and y of {y.dtype}; expected numbers.")
     if x.ndim < 2 or len(x) != len(y) or (owners is not None and len(owners) != len(x)):
         sizes = f"x of the shape {list(x.shape)} and y of {list(y.shape)}"
-        raise DataError(
-            f"{file} holds {sizes}; expected is one sample a row in x, and one target (and owner) for each."
-        )
+        raise DataError(f"{file} holds {sizes}; expected one sample a row in x, and one target (and owner) for each.")
     features = features_of(np.moveaxis(x, -1, 1) if channels == "last" else x)
     return Samples(
         features=features,

@@ -118,17 +118,17 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     sizes = [0 if text is None else text.vocabulary_size for text in (found.text, frame.text)]
     if sizes[0] != sizes[1]:
         raise DataError(
-            f"the text in {root} has a vocabulary of {sizes[0]} tokens; expected are {sizes[1]}, those of "
+            f"the text in {root} has a vocabulary of {sizes[0]} tokens; expected {sizes[1]}, those of "
             "data.tokenizer: use the same tokenizer at every site."
         )
     if found.class_names != frame.class_names:
         raise DataError(
-            f"the data in {root} have the classes {list(found.class_names)[:20]}; expected are data.class_names="
+            f"the data in {root} have the classes {list(found.class_names)[:20]}; expected data.class_names="
             f"{list(frame.class_names)[:20]}, whether all of them occur or not."
         )
     if found.input_shape != frame.input_shape:
         raise DataError(
-            f"the data in {root} have samples of the shape {list(found.input_shape)}; expected is "
+            f"the data in {root} have samples of the shape {list(found.input_shape)}; expected "
             f"{list(frame.input_shape)}, as the configuration says (partition.input_shape, or the reader's settings)."
         )
     return found

@@ -104,7 +104,7 @@ RULES: tuple[Rule[ExperimentConfig], ...] = (
     Rule(
         _miscounted,
         "{found} for partition.num_clients={partition.num_clients} sites",
-        "expected is one for each: set partition.num_clients to the number of sites",
+        "expected one for each: set partition.num_clients to the number of sites",
     ),
     Rule(
         _missing,

@@ -60,7 +60,7 @@ def _attribute(part: Any, *names: str) -> Any:
 def _target(item: Any) -> Any:
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise DataError(
-            f"an item of the torch Dataset is of type {type(item).__name__}; expected is a tuple (features, target), "
+            f"an item of the torch Dataset is of type {type(item).__name__}; expected a tuple (features, target), "
             "or an attribute `targets` with all targets."
         )
     return item[1].item() if isinstance(item[1], Tensor | np.generic) else item[1]

@@ -165,7 +165,7 @@ def weighted_mean(
         return None
     if extra.count not in (0, total.count):
         raise RoundError(
-            f"{extra.count} of {total.count} replies carry tensors besides the model; expected are all or none."
+            f"{extra.count} of {total.count} replies carry tensors besides the model; expected all or none."
         )
     mean = total.result()
     return Aggregate(

@@ -76,6 +76,6 @@ def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:
         )
     expected = "uint16" if encoding == Encoding.BF16 else "float16, float32, float64, int8 to int64, uint8 or bool"
     if str(payload.dtype) not in _READABLE[Encoding(encoding)]:
-        raise CodecError(f"a tensor came as '{encoding}' of {payload.dtype}; expected is {expected}.")
+        raise CodecError(f"a tensor came as '{encoding}' of {payload.dtype}; expected {expected}.")
     tensor = torch.from_numpy(payload)
     return tensor.view(torch.bfloat16) if encoding == Encoding.BF16 else tensor

@@ -359,7 +359,7 @@ def check_addresses(partitions: Sequence[int], num_partitions: int) -> None:
     twice = [partition for partition, count in Counter(partitions).items() if count > 1]
     if unknown or twice:
         raise RoundError(
-            f"the strategy addressed the clients {list(partitions)}; expected are different ones from 0 to "
+            f"the strategy addressed the clients {list(partitions)}; expected different ones from 0 to "
             f"{num_partitions - 1}: correct its sampling."
         )
 
@@ -391,7 +391,7 @@ def _converted(convert: Callable[[TrainReply, Tensors], Tensors], reply: TrainRe
 def check_claims(reply: Reply, *, round: int, roles: Mapping[str, Role]) -> None:
     """Raise ReplyError unless the reply is for this round and a model with these roles."""
     if reply.round != round:
-        raise ReplyError(f"the reply is for round {reply.round}; expected is round {round}.")
+        raise ReplyError(f"the reply is for round {reply.round}; expected round {round}.")
     if reply.roles != roles:
         raise ReplyError("the reply names other parameters and buffers than the model has.")
 
@@ -400,17 +400,17 @@ def check_numbers(reply: TrainReply, *, max_examples: MaxExamples) -> None:
     """Raise ReplyError unless num_examples is within limits and all metrics are finite."""
     num, most = reply.num_examples, max_examples(reply.partition)
     if not num >= 1:  # NaN too
-        raise ReplyError(f"the reply counts num-examples={num}; expected is 1 or more.")
+        raise ReplyError(f"the reply counts num-examples={num}; expected 1 or more.")
     if num > most:
         raise ReplyError(
-            f"the reply counts num-examples={num}; expected is {most} at most: for a site that holds more raise "
+            f"the reply counts num-examples={num}; expected {most} at most: for a site that holds more raise "
             "server.max_examples."
         )
     for name, value in reply.metrics.items():
         if not isfinite(value):
             check_finite(reply.tensors, reply.extra)  # a more specific error, if tensors diverged too
             raise ReplyError(
-                f"the reply's metric '{name}' is {value}; expected is a finite number: its training diverged."
+                f"the reply's metric '{name}' is {value}; expected a finite number: its training diverged."
             )
 
 
@@ -427,11 +427,11 @@ def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial:
         )
     for name, tensor in tensors.items():
         if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
-            raise ReplyError(f"tensor '{name}' is {_kind(tensor)}; expected is {_kind(like[name])}.")
+            raise ReplyError(f"tensor '{name}' is {_kind(tensor)}; expected {_kind(like[name])}.")
     for name, tensor in extra.items():
         if name not in like or tensor.shape != like[name].shape:
             raise ReplyError(
-                f"besides the model came a tensor '{name}' of shape {list(tensor.shape)}; expected are names and "
+                f"besides the model came a tensor '{name}' of shape {list(tensor.shape)}; expected names and "
                 "shapes of parameters."
             )
 

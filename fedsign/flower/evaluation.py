@@ -71,11 +71,11 @@ def unpack_reply(message: Message, request: EvaluateRequest, *, most: int) -> Ev
             f"partition {request.partition}."
         )
     if reply.num_test < 1 or min(reply.num_train, reply.num_validation) < 0:
-        raise ReplyError(f"the reply counts {reply.num_test} test samples; expected is 1 or more.")
+        raise ReplyError(f"the reply counts {reply.num_test} test samples; expected 1 or more.")
     if max(reply.num_test, reply.num_train, reply.num_validation) > most:
         raise ReplyError(
             f"the reply counts {reply.num_test} test, {reply.num_train} training and {reply.num_validation} "
-            f"validation samples; expected are {most} of each at most: for a site that holds more raise "
+            f"validation samples; expected {most} of each at most: for a site that holds more raise "
             "server.max_examples."
         )
     return reply

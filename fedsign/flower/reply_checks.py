@@ -53,7 +53,7 @@ def checked(
     sent = wire.unpack_reply(message)
     check_claims(sent, round=wire.round_of(request), roles=roles)
     if sent.partition != partition:
-        raise ReplyError(f"the reply is for partition {sent.partition}; expected is partition {partition}.")
+        raise ReplyError(f"the reply is for partition {sent.partition}; expected partition {partition}.")
     served, reply = to_tensors(wire.arrays_of(request.content)), sent
     if encoding is not None:
         reply = decoded(encoding, sent, served)

@@ -158,7 +158,7 @@ def arrays_of(content: RecordDict) -> ArrayRecord:
     """The ArrayRecord that holds the model."""
     records = [record for key, record in of_kind(content, ArrayRecord).items() if key != BESIDES]
     if len(records) != 1:
-        raise ReplyError(f"a message holds {len(records)} array records; expected is exactly one.")
+        raise ReplyError(f"a message holds {len(records)} array records; expected exactly one.")
     return records[0]
 
 

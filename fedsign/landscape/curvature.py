@@ -46,7 +46,7 @@ class Curvature:
             ConfigError: `draws` is below 1.
         """
         if draws < 1:
-            raise ConfigError(f"draws={draws} was given for the trace, but expected is 1 or more.")
+            raise ConfigError(f"draws={draws} was given for the trace, but expected 1 or more.")
         rng = generator(seed, Purpose.ANALYSIS, round=2)
         found = []
         for _ in range(draws):
@@ -64,7 +64,7 @@ class Curvature:
         """
         size = self.layout.size
         if not 1 <= count < size:
-            raise ConfigError(f"{count} eigenvalues were asked for, but expected is 1 or more, and less than {size}.")
+            raise ConfigError(f"{count} eigenvalues were asked for, but expected 1 or more, and less than {size}.")
         start = generator(seed, Purpose.ANALYSIS, round=3).standard_normal(size)
         operator = LinearOperator((size, size), matvec=self._matvec, dtype=np.float64)
         try:

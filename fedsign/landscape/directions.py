@@ -82,7 +82,7 @@ def with_signs(eps: Tensor, theta: Tensor, *, fraction: float = 1.0, seed: int =
         ConfigError: the fraction is not in [0, 1].
     """
     if not 0 <= fraction <= 1:
-        raise ConfigError(f"a fraction of signs of {fraction} was given, but expected is a number from 0 to 1.")
+        raise ConfigError(f"a fraction of signs of {fraction} was given, but expected a number from 0 to 1.")
     replaced = torch.where(theta == 0, eps, eps.abs() * theta.sign())
     if fraction == 1:
         return replaced

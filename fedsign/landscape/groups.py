@@ -32,7 +32,7 @@ def mask_of(group: str, model: nn.Module, layout: Layout) -> Tensor:
     names = _members(group, model)
     if not names:
         raise ConfigError(
-            f"group '{group}' has no parameters in this model; expected is one of {', '.join(GROUPS)} or a pattern "
+            f"group '{group}' has no parameters in this model; expected one of {', '.join(GROUPS)} or a pattern "
             f"of names such as '{next(iter(layout.shapes)).split('.')[0]}.*'; the names are {_shown(layout)}."
         )
     mask = torch.zeros(layout.size, dtype=torch.bool)

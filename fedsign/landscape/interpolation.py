@@ -28,7 +28,7 @@ def between(
         ConfigError: `points` is below 3.
     """
     if points < 3:
-        raise ConfigError(f"{points} points from -1 to 2 were asked for, but expected are 3 or more.")
+        raise ConfigError(f"{points} points from -1 to 2 were asked for, but expected 3 or more.")
     at = np.linspace(-1.0, 2.0, points)
     # the ends and the middle are evaluated explicitly, as `points` need not include them
     values = landscape.along([second - first], grid([*at.tolist(), 0.0, 0.5, 1.0]), centre=first)

@@ -77,11 +77,11 @@ class Landscape:
             ConfigError: there are no samples, the model has no parameters, or it has diverged.
         """
         if not len(samples.features):
-            raise ConfigError("no samples were given for the landscape, but expected is at least one.")
+            raise ConfigError("no samples were given for the landscape, but expected at least one.")
         for name, tensor in model.state_dict().items():
             if not is_finite(tensor):
                 raise ConfigError(
-                    f"a model with NaN or infinite values in tensor '{name}' was given, but expected is one that has "
+                    f"a model with NaN or infinite values in tensor '{name}' was given, but expected one that has "
                     "not diverged."
                 )
         self.layout = Layout.of(model)

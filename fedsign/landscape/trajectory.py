@@ -45,7 +45,7 @@ def principal_plane(path: Tensor) -> Plane:
     total = float(gram.trace())
     if len(path) < 3 or not float(variances[1]) > _NEGLIGIBLE * total:
         raise ConfigError(
-            f"the {len(path)} checkpoints lie on a line, but expected are some that span a plane; keep more of them."
+            f"the {len(path)} checkpoints lie on a line, but expected some that span a plane; keep more of them."
         )
     # principal directions from the eigenvectors of the Gram matrix, as in a thin SVD: v = X^T u / sigma
     directions = ((axes / variances.sqrt()).T.to(path) @ offsets) * torch.linalg.vector_norm(path[-1])

@@ -44,7 +44,7 @@ def lambdas_of(points: int = 41) -> Array:
         ConfigError: 0 would not be included.
     """
     if points < 3 or points % 2 == 0:
-        raise ConfigError(f"{points} points from -1 to 1 were asked for, but expected are 3 or more, 0 being one.")
+        raise ConfigError(f"{points} points from -1 to 1 were asked for, but expected 3 or more, 0 being one.")
     # mirrored rather than a linspace from -1: antithetic pairs need bit-identical |lambda|
     above = np.linspace(0.0, 1.0, points // 2 + 1)
     return np.concatenate([-above[:0:-1], above])

@@ -33,7 +33,7 @@ class Layout:
         parameters = dict(model.named_parameters())
         if not parameters:
             raise ConfigError(
-                f"a {type(model).__name__} without parameters was given; expected is a model that can be trained."
+                f"a {type(model).__name__} without parameters was given; expected a model that can be trained."
             )
         dtype = reduce(torch.promote_types, (parameter.dtype for parameter in parameters.values()), torch.float32)
         return cls({name: tuple(parameter.shape) for name, parameter in parameters.items()}, dtype)
@@ -60,7 +60,7 @@ class Layout:
             if name not in tensors or tuple(tensors[name].shape) != shape:
                 there = "no such tensor" if name not in tensors else f"shape {list(tensors[name].shape)}"
                 raise ConfigError(
-                    f"a model with {there} for '{name}' was given, but expected is shape {list(shape)}; give a file "
+                    f"a model with {there} for '{name}' was given, but expected shape {list(shape)}; give a file "
                     "of this architecture."
                 )
         return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.shapes])

@@ -204,7 +204,7 @@ def _placed(model: nn.Module, devices: int, live: LiveBytes) -> dict[nn.Paramete
     if devices > len(blocks):
         raise ConfigError(
             f"--devices {devices} was given, but the model has {len(blocks)} blocks, each of which lies on one device; "
-            f"expected is at most {len(blocks)}."
+            f"expected at most {len(blocks)}."
         )
     of_block: dict[nn.Parameter, int] = {}
     for index, block in enumerate(blocks):

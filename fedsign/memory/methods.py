@@ -67,7 +67,7 @@ class Method:
         if self.num_layers > len(blocks):
             raise ConfigError(
                 f"the method {self.name} was asked for, but the model has {len(blocks)} blocks; "
-                f"expected is at most E+H+{len(blocks)}L."
+                f"expected at most E+H+{len(blocks)}L."
             )
         for block in blocks[: len(blocks) - self.num_layers]:
             block.requires_grad_(False)
@@ -94,7 +94,7 @@ def methods_of(names: Iterable[str], *, rank: int, dropout: float = 0.0) -> list
         else:
             raise ConfigError(
                 f"the method '{name}' was given.{nearest(lower, ['full', 'lora', 'galore', 'lisa', 'e+h'])} "
-                "Expected are full, lora, galore, lisa, E+H or E+H+nL with a number n of blocks."
+                "Expected full, lora, galore, lisa, E+H or E+H+nL with a number n of blocks."
             )
     return found
 

@@ -76,13 +76,11 @@ def _of_file(path: Path) -> Subject:
     except OSError as error:
         raise ConfigError(f"--model {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise ConfigError(
-            f"--model {path} is no JSON ({error}); expected is a config.json of Hugging Face's."
-        ) from error
+        raise ConfigError(f"--model {path} is no JSON ({error}); expected a config.json of Hugging Face's.") from error
     family = found.get("model_type") if isinstance(found, dict) else None
     if not isinstance(family, str):
         raise ConfigError(
-            f"--model {path} has no 'model_type'; expected is a config.json of Hugging Face's, which names the family."
+            f"--model {path} has no 'model_type'; expected a config.json of Hugging Face's, which names the family."
         )
     return _of_config(path.parent.resolve().name if path.name == "config.json" else path.stem, found, name=str(path))
 
@@ -100,7 +98,7 @@ def _of_config(title: str, found: dict[str, Any], *, name: str) -> Subject:
         vocabulary = int(found["vocab_size"])
     except KeyError as error:
         raise ConfigError(
-            f"--model {name} is of the family {family}, but has no {error}; expected is a whole config.json."
+            f"--model {name} is of the family {family}, but has no {error}; expected a whole config.json."
         ) from error
     return Subject(
         title=title,
@@ -152,7 +150,7 @@ def _of_transformers(title: str, found: dict[str, Any], name: str) -> Subject:
     except (ValueError, KeyError) as error:
         raise ConfigError(
             f"--model {name} is of the family {found['model_type']}, of which transformers {library.__version__} "
-            "knows no causal language model; expected is one such as llama, mistral, gpt2 or qwen2."
+            "knows no causal language model; expected one such as llama, mistral, gpt2 or qwen2."
         ) from error
 
     def make(tokens: int, checkpoint: bool) -> nn.Module:

@@ -84,7 +84,7 @@ def causal_lm(
     if bool(path) == bool(config):
         raise ConfigError(
             f"model.path='{path}' and model.config='{config}' were given with {_WHAT}; "
-            "expected is one of them: a folder with weights, or a config.json for a random start."
+            "expected one of them: a folder with weights, or a config.json for a random start."
         )
     library = llm.transformers(_WHAT)
     settings = read_config(library, Path(path or config), key="path" if path else "config")

@@ -40,7 +40,7 @@ def classifier_of(model: nn.Module) -> nn.Linear:
     found = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not found:
         raise ConfigError(
-            f"the model ({type(model).__name__}) has no nn.Linear, but expected is a linear classifier whose input is "
+            f"the model ({type(model).__name__}) has no nn.Linear, but expected a linear classifier whose input is "
             "the "
             "representation; end the model with an nn.Linear, or use a strategy that needs none."
         )

@@ -278,7 +278,7 @@ def _check_heads(width: int, num_heads: int, num_kv_heads: int, positions: Posit
     said = f"model.width={width}, model.num_heads={num_heads}, model.num_kv_heads={num_kv_heads}"
     if width % num_heads or num_heads % num_kv_heads:
         raise ConfigError(
-            f"{said} were given; expected is a width that is a multiple of num_heads, which is one of num_kv_heads."
+            f"{said} were given; expected a width that is a multiple of num_heads, which is one of num_kv_heads."
         )
     if positions == "rotary" and width // num_heads % 2:
         raise ConfigError(

@@ -67,7 +67,7 @@ def network_of(model: nn.Module, *, end_id: int) -> Any:
         case _:
             raise ConfigError(
                 f"{_WHAT} was asked of a {type(model).__name__}; "
-                "expected is a language model, of model.name=gpt or transformers."
+                "expected a language model, of model.name=gpt or transformers."
             )
 
 
@@ -86,7 +86,7 @@ def kind_of(model: GPT) -> str:
         case positions, norm, activation:
             raise ConfigError(
                 f"{_WHAT} knows no decoder with model.positions={positions}, model.norm={norm}, "
-                f"model.activation={activation} and model.num_kv_heads={attention.num_kv_heads}; expected is rotary, "
+                f"model.activation={activation} and model.num_kv_heads={attention.num_kv_heads}; expected rotary, "
                 "rms_norm and swiglu (LLaMA), or learned, layer_norm, gelu and all heads (GPT-2)."
             )
 

@@ -50,7 +50,7 @@ class PositionEncoding:
             case "mul":
                 return output * (1 + mark)
             case _:
-                raise ConfigError(f"mode='{self.mode}' was given; expected is add or mul.")
+                raise ConfigError(f"mode='{self.mode}' was given; expected add or mul.")
 
 
 def encoding(num_channels: int, period: float, *, device: torch.device | None = None) -> Tensor:

@@ -86,7 +86,7 @@ def read_tensors(path: Path, *, key: str = "model.weights") -> dict[str, Tensor]
         ) from error
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ConfigError(
-            f"{key}='{path}' cannot be read; expected is a .safetensors file or a state_dict of torch.save, "
+            f"{key}='{path}' cannot be read; expected a .safetensors file or a state_dict of torch.save, "
             "with tensors and plain values alone."
         ) from error
     if isinstance(found, Mapping):

@@ -50,7 +50,7 @@ class GaLore(torch.optim.Optimizer):
         matrices, others = list(matrices), list(others)
         if not matrices or any(matrix.dim() != 2 for matrix in matrices):
             raise ConfigError(
-                "GaLore was given no matrices to project, or a tensor that is none; expected are 2-D weights."
+                "GaLore was given no matrices to project, or a tensor that is none; expected 2-D weights."
             )
         projection = {"rank": rank, "update_proj_gap": update_proj_gap, "scale": scale}
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}

@@ -33,13 +33,12 @@ class LayerSampler:
         num, weights = self.num_blocks, self.weights
         if not 0 <= self.num_sampled <= num:
             raise ConfigError(
-                f"num_sampled_layers={self.num_sampled} was given, but the model has {num} blocks; "
-                f"expected is 0 to {num}."
+                f"num_sampled_layers={self.num_sampled} was given, but the model has {num} blocks; expected 0 to {num}."
             )
         if weights and (len(weights) != num or min(weights) < 0 or not np.isfinite(weights).all()):
             raise ConfigError(
                 f"weights={list(weights)} was given, but the model has {num} blocks; "
-                "expected is one number of at least 0 for each."
+                "expected one number of at least 0 for each."
             )
         if weights and sum(weight > 0 for weight in weights) < self.num_sampled:
             raise ConfigError(

@@ -64,9 +64,9 @@ class LISA(torch.optim.AdamW):
         fused: bool | None = None,
     ) -> None:
         if moments not in get_args(Moments):
-            raise ConfigError(f"moments={moments!r} was given; expected is {', '.join(get_args(Moments))}.")
+            raise ConfigError(f"moments={moments!r} was given; expected {', '.join(get_args(Moments))}.")
         if period < 1:
-            raise ConfigError(f"period={period} was given; expected is a number of steps of at least 1.")
+            raise ConfigError(f"period={period} was given; expected a number of steps of at least 1.")
         found = find_blocks(model, blocks)
         self.sampler = LayerSampler(num_blocks=len(found), num_sampled=num_sampled_layers, weights=weights)
         self.blocks = found
@@ -150,7 +150,7 @@ class LISA(torch.optim.AdamW):
         """
         place = state_dict.get("lisa")
         if place is None:
-            raise ConfigError("a state without 'lisa' was given; expected is what state_dict() of LISA gave.")
+            raise ConfigError("a state without 'lisa' was given; expected what state_dict() of LISA gave.")
         self._waiting.clear()
         super().load_state_dict(state_dict)
         self._step, self._index = place["step"], place["index"]
@@ -173,7 +173,7 @@ class LISA(torch.optim.AdamW):
         if self.drawn and not 0 <= self.drawn[0] <= self.drawn[-1] < len(self._of_block):
             raise ConfigError(
                 f"the blocks {list(self.drawn)} were drawn, but the model has {len(self._of_block)}; "
-                f"expected are numbers from 0 to {len(self._of_block) - 1}."
+                f"expected numbers from 0 to {len(self._of_block) - 1}."
             )
         active = self._always.union(*(self._of_block[block] for block in self.drawn))
         of_blocks = [parameter for parameter in self._names if parameter not in self._always]

@@ -131,7 +131,7 @@ def _targets(model: nn.Module, given: str | Iterable[str], ends: Mapping[str, nn
         last = sorted({name.rpartition(".")[2] for name in linear})
         raise ConfigError(
             f"client.optimizer.targets={wanted} was given, but the {type(model).__name__} has no linear layer "
-            f"'{missing}'.{nearest(missing, last)} Expected are {ALL_LINEAR} or names that end in some of "
+            f"'{missing}'.{nearest(missing, last)} Expected {ALL_LINEAR} or names that end in some of "
             f"{', '.join(last)}."
         )
     hooked = [name for name in found if model.get_submodule(name)._forward_hooks]

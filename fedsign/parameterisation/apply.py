@@ -152,8 +152,7 @@ def _built(part: ParameterisationPart | SparsityPart, kind: type[PartT]) -> Part
     if made is None or isinstance(made, kind):
         return made
     raise ConfigError(
-        f"{part.kind}.name={part.name} gives a {type(made).__name__}; "
-        f"expected is a {kind.__name__} of {kind.__module__}."
+        f"{part.kind}.name={part.name} gives a {type(made).__name__}; expected a {kind.__name__} of {kind.__module__}."
     )
 
 

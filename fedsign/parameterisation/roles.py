@@ -89,7 +89,7 @@ def roles_of_model(model: nn.Module) -> ModelRoles:
     except TypeError as error:
         raise ConfigError(
             f"the model ({type(model).__name__}) has model_roles of type {type(said).__name__}; "
-            "expected is a ModelRoles of fedsign.parameterisation.roles, or its fields by name."
+            "expected a ModelRoles of fedsign.parameterisation.roles, or its fields by name."
         ) from error
 
 

@@ -71,7 +71,7 @@ class PartialUpdates(UpdateEncoding):
             )
         if not names - self.buffers:
             raise ReplyError(
-                "the reply holds no parameter; expected are those that the client trained, and one at least: "
+                "the reply holds no parameter; expected those that the client trained, and one at least: "
                 "let its optimizer "
                 "say what it trained."
             )

@@ -50,7 +50,7 @@ class CentralAdaptive(Central):
         if self.noise_multiplier and self.noise_multiplier >= 2 * stddev:
             raise ConfigError(
                 f"privacy.count_noise_stddev={stddev:g} was given with "
-                f"privacy.noise_multiplier={self.noise_multiplier:g}; expected is "
+                f"privacy.noise_multiplier={self.noise_multiplier:g}; expected "
                 "more than half of that, or the count alone would cost more than both may: raise it, or leave it out."
             )
 

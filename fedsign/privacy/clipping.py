@@ -50,7 +50,7 @@ class Layout:
             raise ReplyError(
                 f"besides the model came {sorted(extra) or 'nothing'}, from other clients "
                 f"{sorted(self._extra) or 'nothing'}; "
-                "expected is the same from all."
+                "expected the same from all."
             )
         parts = [*(model[name] for name in self._model), *(extra[name] for name in self._extra)]
         flat: Vector = torch.cat([part.detach().cpu().reshape(-1).double() for part in parts]).numpy()

@@ -56,7 +56,7 @@ PRIVACY = Choice[Experiment](
             "privacy.delta={found} was given for {config.partition.num_clients} clients, "
             "where it would be private to publish one of "
             "them at random",
-            "expected is less than 1 by their number: lower privacy.delta",
+            "expected less than 1 by their number: lower privacy.delta",
         ),
     ),
 )

@@ -115,7 +115,7 @@ def _given(path: Path) -> bytes:
     key = _key_in(content)
     if key is None:
         raise ConfigError(
-            f"privacy.secret_file={path} holds {len(content)} bytes; expected are {NUM_BYTES}, as "
+            f"privacy.secret_file={path} holds {len(content)} bytes; expected {NUM_BYTES}, as "
             f"'head -c {NUM_BYTES} /dev/urandom > FILE' writes them."
         )
     return key

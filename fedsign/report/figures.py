@@ -79,7 +79,7 @@ Draw = Callable[[], "Figure"]
 def check_name(path: Path, *others: str) -> None:
     """Raise ConfigError unless the name has the suffix of a known format."""
     if path.suffix.lower() not in (*SUFFIXES, *others):
-        raise ConfigError(f"--out {path} was given; expected is a name that ends in {', '.join((*SUFFIXES, *others))}.")
+        raise ConfigError(f"--out {path} was given; expected a name that ends in {', '.join((*SUFFIXES, *others))}.")
 
 
 @contextmanager

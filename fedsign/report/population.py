@@ -123,7 +123,7 @@ class Population:
         """A sentence about how often clients were sampled."""
         times = self.times_sampled
         if not self.num_rounds:
-            return "No round was played."
+            return "No round was run."
         if self.clients:
             most = max(times, default=0)
             often = f"the one that did most often {most:,} times" if most > 1 else "none of them twice"

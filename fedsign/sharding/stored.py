@@ -21,7 +21,7 @@ class StoredWeights:
         """Raises: ConfigError: the files are missing, unreadable, or of another model."""
         files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
         if not files or not all(file.is_file() and file.suffix == _SUFFIX for file in files):
-            raise ConfigError(f"weights={path} was given; expected is a {_SUFFIX} file, or a folder with some.")
+            raise ConfigError(f"weights={path} was given; expected a {_SUFFIX} file, or a folder with some.")
         self._file_of: dict[str, Path] = {}
         shapes: dict[str, list[int]] = {}
         for file in files:

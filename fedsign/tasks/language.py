@@ -83,7 +83,7 @@ class Language:
                 model.train(was_training)
         raise ConfigError(
             f"model.name={name} was given tokens of the shape {expected[:-1]}, for which {why}; "
-            f"expected are logits {expected}, as a "
+            f"expected logits {expected}, as a "
             "language model gives them: use model.name=gpt or transformers."
         )
 

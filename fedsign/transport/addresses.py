@@ -31,8 +31,7 @@ class Address:
         host, _, port = text.rpartition(":")
         if not host or ":" in host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
             raise ConfigError(
-                f"{given_as}={text} was given; expected is HOST:PORT with a name or an IPv4 address, "
-                "such as node01:29400."
+                f"{given_as}={text} was given; expected HOST:PORT with a name or an IPv4 address, such as node01:29400."
             )
         return cls(host, int(port))
 

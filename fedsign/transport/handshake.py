@@ -102,7 +102,7 @@ def read_key(file: str, *, is_loopback: bool, given_as: str) -> bytes:
         raise ConfigError(f"{given_as}={file} can be read by other users of this machine; run 'chmod 600 {file}'.")
     if len(content) < _MIN_KEY_BYTES:
         raise ConfigError(
-            f"{given_as}={file} holds {len(content)} bytes; expected are {_MIN_KEY_BYTES} at least, "
+            f"{given_as}={file} holds {len(content)} bytes; expected {_MIN_KEY_BYTES} at least, "
             "such as those of 'openssl rand -hex 32'."
         )
     return content

@@ -82,7 +82,7 @@ class Layout:
         """
         if self.num_bytes > len(memory):
             raise ReplyError(
-                f"tensors of {self.num_bytes} bytes were to be sent, but expected are {len(memory)} at most, "
+                f"tensors of {self.num_bytes} bytes were to be sent, but expected {len(memory)} at most, "
                 "a multiple of the model's; let the objective keep or send less."
             )
         for name, place in self.read(memory).items():

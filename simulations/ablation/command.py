@@ -13,25 +13,26 @@ from simulations.printing import print_json, print_table
 
 
 def ablate(
-    strategy: Annotated[str, typer.Argument(help="The regularizer: fedsign, fedprox, feddyn, moon, or your own.")],
+    strategy: Annotated[str, typer.Argument(help="Regularizer: fedsign, fedprox, feddyn, moon, or your own.")],
     config: ConfigArgument = None,
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="N", help="How many seeds, 5 without it; or which, such as 0,3,7.", show_default=False),
+        typer.Option(metavar="N", help="Number of seeds, or a list such as 0,3,7; default: 5.", show_default=False),
     ] = None,
     controls: Annotated[
-        str, typer.Option(metavar="KEY,KEY,...", help="Which controls; all without it. --list names them.")
+        str, typer.Option(metavar="KEY,KEY,...", help="Controls to run (see --list); default: all.")
     ] = "",
     overrides: SetOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder; without it, ablations/NAME-STRATEGY. What it holds is not played again."),
+        typer.Option(help="Output folder; default: ablations/NAME-STRATEGY. Finished runs in it are reused."),
     ] = None,
     workers: WorkersOption = None,
     extend: Annotated[
-        bool, typer.Option("--extend", help="Take these seeds and controls where --out holds others; runs are kept.")
+        bool,
+        typer.Option("--extend", help="Accept seeds and controls that differ from those in --out; its runs are kept."),
     ] = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Play runs that failed once more.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed runs again.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the controls and exit.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -68,7 +69,7 @@ def ablate(
             retry_failed=retry_failed,
         )
     except KeyboardInterrupt:
-        raise Stopped("stopped; what was played is kept, and the same command goes on.") from None
+        raise Stopped("stopped; finished runs are kept; repeat the command to continue.") from None
     found = read(done)
     if json:
         print_json(as_json(found))

@@ -136,14 +136,14 @@ def _check_resources(ray: Any, client_resources: Mapping[str, float]) -> None:
     for name, setting in (("num_cpus", "cpus_per_client"), ("num_gpus", "gpus_per_client")):
         if name in client_resources:
             raise ConfigError(
-                f"engine.client_resources.{name} was given; expected is engine.{setting}={client_resources[name]:g}."
+                f"engine.client_resources.{name} was given; expected engine.{setting}={client_resources[name]:g}."
             )
     try:
         ray.remote(object).options(**client_resources)  # validates all options without a cluster
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"engine.client_resources={dict(client_resources)} was given, which Ray does not take for an actor "
-            f"({str(error).rstrip('.')}); expected are options of its actors, such as memory."
+            f"({str(error).rstrip('.')}); expected options of its actors, such as memory."
         ) from error
 
 
@@ -154,9 +154,9 @@ def _check_init_args(ray: Any, init_args: Mapping[str, Any]) -> None:
     rarely_known = re.findall(r'kwargs\.pop\(\s*"(_\w+)"', inspect.getsource(ray.init))
     for name in init_args:
         if name == "address":
-            raise ConfigError(f"engine.init_args.address was given; expected is engine.address={init_args[name]}.")
+            raise ConfigError(f"engine.init_args.address was given; expected engine.address={init_args[name]}.")
         if name not in (*known, *rarely_known):
             raise ConfigError(
                 f"engine.init_args.{name} was given, which ray.init does not "
-                f"take.{nearest(name, [*known, *rarely_known])} Expected is one of {', '.join(known)}."
+                f"take.{nearest(name, [*known, *rarely_known])} Expected one of {', '.join(known)}."
             )

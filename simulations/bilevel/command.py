@@ -17,11 +17,11 @@ from simulations.printing import print_found, print_json, print_table
 def condense(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A TOML file; without it, digits to one image of each class, by (FG)²U."),
+        typer.Argument(help="TOML file; default: digits to one image per class, by (FG)²U."),
     ] = None,
     overrides: SetOption = None,
-    out: Annotated[Path | None, typer.Option(help="Its folder; without it, condensations/NAME.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the condensation in this folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: condensations/NAME.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the condensation in this folder.")] = None,
     show_config: ShowConfigOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -54,26 +54,26 @@ def learn(
         typer.Argument(
             metavar="SETTING...",
             help=(
-                "client.lr, client.weight_decay, aggregation.weights, or a number of the strategy's, such as "
-                "strategy.gamma."
+                "client.lr, client.weight_decay, aggregation.weights, or a numeric setting of the strategy, "
+                "such as strategy.gamma."
             ),
         ),
     ],
-    config: Annotated[
-        Path | None, typer.Option(help="A TOML file; without it, the default experiment: FedSign on digits.")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file; default: FedSign on digits.")] = None,
     overrides: SetOption = None,
-    steps: Annotated[int, typer.Option(min=1, help="How often the settings are moved.")] = 30,
+    steps: Annotated[int, typer.Option(min=1, help="Number of hypergradient steps.")] = 30,
     rounds: Annotated[
-        int, typer.Option(min=0, help="Rounds of each step, from the initial model on; with 0, the experiment's.")
+        int, typer.Option(min=0, help="Rounds per step, from the initial model; 0: the experiment's.")
     ] = 0,
-    lr: Annotated[float, typer.Option(min=0, help="Of Adam, which moves the settings' logarithms, about.")] = 0.1,
+    lr: Annotated[
+        float, typer.Option(min=0, help="Learning rate of Adam on the (approximate) logarithms of the settings.")
+    ] = 0.1,
     method: Annotated[
-        str, typer.Option(help="How gradients through the rounds are found: fedsign list hypergradients.")
+        str, typer.Option(help="Hypergradient method (see fedsign list hypergradients).")
     ] = "forward_exact",
-    out: Annotated[Path | None, typer.Option(help="The folder; without it, tuning/NAME-learnt.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: tuning/NAME-learnt.")] = None,
     toml: Annotated[
-        bool, typer.Option("--toml", help="Print the experiment with what was learnt, and no more.")
+        bool, typer.Option("--toml", help="Print only the experiment with the learned settings, as TOML.")
     ] = False,
     json: NumbersOption = False,
 ) -> None:
@@ -83,7 +83,7 @@ def learn(
     from simulations.bilevel import learning
 
     if toml and json:
-        raise ConfigError("--toml and --json were both given; expected is one of them.")
+        raise ConfigError("--toml and --json were both given; expected one of them.")
     experiment = configs.load(config, overrides or [])
     asked = learning.Asked(names=tuple(names), steps=steps, rounds=rounds, lr=lr, method=method)
     console = Console(stderr=True, highlight=False, quiet=toml or json)

@@ -42,7 +42,7 @@ def checked(what: str, given: Any, kind: Any, expected: str) -> Any:
     try:
         return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
-        raise ConfigError(f"{what}={given!r} was given, but expected is {expected}.") from error
+        raise ConfigError(f"{what}={given!r} was given, but expected {expected}.") from error
 
 
 def seeds_of(given: Any, *, first: int) -> Sequence[int]:
@@ -54,7 +54,7 @@ def seeds_of(given: Any, *, first: int) -> Sequence[int]:
     seeds = checked("seeds", given, _Seeds, "how many, such as 5, or which, such as [0, 3, 7]")
     number = seeds if isinstance(seeds, int) else len(seeds)
     if number > MAX_SEEDS:
-        raise ConfigError(f"{number} seeds were given, but expected are {MAX_SEEDS} at most; five to ten are usual.")
+        raise ConfigError(f"{number} seeds were given, but expected {MAX_SEEDS} at most; five to ten are usual.")
     return list(range(first, first + number)) if isinstance(seeds, int) else seeds
 
 
@@ -73,7 +73,7 @@ def axes_of(what: str, given: Any) -> dict[str, Any]:
     axes = {key: list(values) if isinstance(values, tuple | range) else values for key, values in table.items()}
     for key, values in axes.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"{what}: '{key}' has no values; expected is a list of one or more.")
+            raise ConfigError(f"{what}: '{key}' has no values; expected a list of one or more.")
     return _plain(what, axes)
 
 
@@ -99,6 +99,6 @@ def _plain(what: str, table: dict[str, Any]) -> dict[str, Any]:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"{what}: '{key}' was given {value!r}; expected are plain numbers, strings, lists and dictionaries."
+                f"{what}: '{key}' was given {value!r}; expected plain numbers, strings, lists and dictionaries."
             ) from error
     return table

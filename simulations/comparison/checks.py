@@ -55,7 +55,7 @@ def _check_tuning(request: Request) -> None:
         return
     if request.trials < 1:
         raise ConfigError(
-            f"--tune {request.trials} was given, but expected is how many trials each strategy gets, such as 16."
+            f"--tune {request.trials} was given, but expected how many trials each strategy gets, such as 16."
         )
     for key in (key for key in request.grid if is_choice(key)):
         raise ConfigError(
@@ -86,7 +86,7 @@ def check_search(ranges: Mapping[str, str], strategies: Sequence[str]) -> None:
 def check_seeds(seeds: Sequence[int]) -> None:
     """Raise ConfigError unless there are seeds, without duplicates."""
     if not seeds:
-        raise ConfigError("no seed was given; expected is 1 or more, such as --seeds 5.")
+        raise ConfigError("no seed was given; expected 1 or more, such as --seeds 5.")
     _check_unique("seed", seeds)
 
 
@@ -94,7 +94,7 @@ def check_tuning_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
     """Raise ConfigError unless there are tuning seeds, disjoint from the seeds of the results."""
     _check_unique("tuning seed", tuning)
     if not tuning:
-        raise ConfigError("no tuning seed was given; expected is 1 or more, such as --tune-seeds 2.")
+        raise ConfigError("no tuning seed was given; expected 1 or more, such as --tune-seeds 2.")
     if both := sorted({*tuning} & {*seeds}):
         raise ConfigError(
             f"seed {both[0]} is one of tuning and one of the runs that count, which no trial may have seen; give "

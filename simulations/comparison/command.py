@@ -19,13 +19,13 @@ from simulations.printing import print_json
 def compare(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A TOML file with the base experiment; without it, the default one."),
+        typer.Argument(help="TOML file of the base experiment; default: the default experiment."),
     ] = None,
     strategies: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,NAME,...",
-            help="What is compared; without it: fedavg, fedprox, feddyn, fedsign.",
+            help="Strategies to compare; default: fedavg, fedprox, feddyn, fedsign.",
             show_default=False,
         ),
     ] = None,
@@ -33,7 +33,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="N",
-            help="How many seeds, 5 without it; or which, such as 0,3,7.  They pair the strategies.",
+            help="Number of seeds, or a list such as 0,3,7; strategies are paired by seed; default: 5.",
             show_default=False,
         ),
     ] = None,
@@ -41,15 +41,16 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE,VALUE,...",
-            help="Values to try.  Of strategy.*, client.* and server.* each strategy gets its best ones, chosen by "
-            "validation samples; all combinations of other keys are compared, and of server.cohort_size, "
-            "client.local_epochs, client.local_steps and client.batch_size.  STRATEGY:KEY is tuned for one strategy.",
+            help="KEY=VALUES to search. Each strategy gets its best values of strategy.*, client.*, and "
+            "server.* keys, selected on validation samples; for other keys, and for server.cohort_size, "
+            "client.local_epochs, client.local_steps, and client.batch_size, all combinations are "
+            "compared. STRATEGY:KEY applies to one strategy. Repeatable.",
         ),
     ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE,VALUE,...", help="Values to compare, never to choose from, of any key.  May be repeated."
+            metavar="KEY=VALUE,VALUE,...", help="KEY=VALUES to compare, for any key, without selection. Repeatable."
         ),
     ] = None,
     overrides: Annotated[
@@ -57,30 +58,32 @@ def compare(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change one setting of all cells; STRATEGY:KEY=VALUE of one strategy's.  May be repeated.",
+            help="Override a setting in all cells, or with STRATEGY:KEY=VALUE for one strategy. Repeatable.",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The comparison's name; without it, the experiment's.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Its folder; without it, comparisons/NAME.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the comparison; default: the experiment's name.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: comparisons/NAME.")] = None,
     reference: Annotated[
-        str | None, typer.Option(help="The strategy that differences are taken to; without it, fedavg or the first.")
+        str | None, typer.Option(help="Strategy that the others are compared with; default: fedavg, or the first.")
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="For rounds and bytes to it; without it, 95 % of what the reference ends at."),
+        typer.Option(help="Target for rounds and bytes to target; default: 95 % of the reference's final value."),
     ] = None,
     validation_fraction: Annotated[
         float | None,
-        typer.Option(help="Of the training samples, held out in all cells; 0.1 if there is something to choose."),
+        typer.Option(
+            help="Fraction of the training samples held out in all cells; default: 0.1 if there is something to select."
+        ),
     ] = None,
     tune: Annotated[
         int,
         typer.Option(
             metavar="N",
             help=(
-                "Give every strategy N trials over its own settings and those that all share (learning rate, "
-                "momentum, weight decay, initial scale), judged by held-out training samples; then train it again on "
-                "all of them."
+                "Tune every strategy with N trials over its own settings and the shared ones (learning rate, "
+                "momentum, weight decay, initial scale) on held-out training samples, then retrain it on all "
+                "training samples."
             ),
         ),
     ] = 0,
@@ -90,8 +93,8 @@ def compare(
         typer.Option(
             metavar="KEY=VALUE",
             help=(
-                "Set it in all trials, such as rounds=20; of a condition's key, tune once at this value.  May be "
-                "repeated."
+                "Override a setting in all trials, such as rounds=20; for a condition's key: tune once, at "
+                "this value. Repeatable."
             ),
         ),
     ] = None,
@@ -100,19 +103,19 @@ def compare(
         typer.Option(
             metavar="KEY=LOW..HIGH[:log]",
             help=(
-                "Where --tune looks, in the place of its own range or besides; x0.1..x10:log is relative to the "
-                "experiment's value, KEY=V,V,... are values, KEY=V holds one.  STRATEGY:KEY is for one strategy.  "
-                "May be repeated."
+                "Search space of a key for --tune, replacing its default or adding the key: x0.1..x10:log "
+                "(relative to the experiment's value), KEY=V,V,... (choices), or KEY=V (fixed). STRATEGY:KEY "
+                "applies to one strategy. Repeatable."
             ),
         ),
     ] = None,
     workers: WorkersOption = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the comparison in this folder, as planned.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the comparison in this folder.")] = None,
     extend: Annotated[
-        bool, typer.Option("--extend", help="Take this plan where --out holds another; cells of both are kept.")
+        bool, typer.Option("--extend", help="Accept a plan that differs from the one in --out; cells of both are kept.")
     ] = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Play cells that failed once more.")] = False,
-    export: Annotated[Path | None, typer.Option(help="Write tables and figures for a paper into this folder.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
+    export: Annotated[Path | None, typer.Option(help="Write tables and figures for a paper to this folder.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Compare strategies over seeds and a grid: a table, a page, and tables and figures for a paper.
@@ -130,8 +133,8 @@ def compare(
     many = (grid, by, overrides, extend, tune, tune_at, search)
     if resume is not None and (any(value is not None for value in single) or any(many)):
         raise ConfigError(
-            "--resume was given with options of a new plan; a comparison is gone on with as it was planned: drop them, "
-            "or give the whole command again with --extend."
+            "--resume was given with options of a new plan; a comparison is resumed as planned: drop these "
+            "options, or repeat the whole command with --extend."
         )
     folder = resume or out
     try:
@@ -164,7 +167,7 @@ def compare(
     except KeyboardInterrupt:
         if folder is None or not (folder / PLAN).is_file():
             raise Stopped("stopped.") from None
-        raise Stopped(f"stopped; go on with: fedsign compare --resume {shlex.quote(str(folder))}") from None
+        raise Stopped(f"stopped; resume with: fedsign compare --resume {shlex.quote(str(folder))}") from None
     present(done, export=export, json=json)
     if done.failures:
         raise typer.Exit(1)
@@ -217,7 +220,7 @@ def ranges_of(given: list[str]) -> dict[str, str]:
         key, separator, value = text.partition("=")
         if not separator or not key.strip() or not value.strip():
             raise ConfigError(
-                f"--search {text} was given, but expected is KEY=LOW..HIGH, such as client.lr=0.01..0.3:log."
+                f"--search {text} was given, but expected KEY=LOW..HIGH, such as client.lr=0.01..0.3:log."
             )
         if key.strip() in found:
             raise ConfigError(f"--search {key.strip()} was given twice; give one range.")
@@ -231,6 +234,6 @@ def seeds_option(text: str, option: str = "--seeds") -> int | list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(
-            f"{option} {text} was given, but expected is how many, such as 5, or which, such as 0,3,7."
+            f"{option} {text} was given, but expected how many, such as 5, or which, such as 0,3,7."
         ) from error
     return numbers if "," in text else numbers[0]

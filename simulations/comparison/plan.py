@@ -49,7 +49,7 @@ def make_plan(
             f"{nearest(reference, request.strategies)} Name one of them, or add it with --strategies."
         )
     if target is not None and not math.isfinite(target):
-        raise ConfigError(f"the target {target} was given, but expected is a finite number, such as --target 0.9.")
+        raise ConfigError(f"the target {target} was given, but expected a finite number, such as --target 0.9.")
     plan = Plan(
         name=name,
         metric=metric,
@@ -151,7 +151,7 @@ def _validation(base: ExperimentConfig, request: Request) -> dict[str, float]:
         return {}
     if not 0 <= fraction < 1 or (has_choices and fraction == 0):
         raise ConfigError(
-            f"a validation fraction of {fraction} was given, but expected is a number above 0 and below 1: "
+            f"a validation fraction of {fraction} was given, but expected a number above 0 and below 1: "
             "hyper-parameters are chosen on the training samples that are held out."
         )
     return {"data.validation_fraction": fraction}

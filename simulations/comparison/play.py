@@ -136,7 +136,7 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
     recorded = comparison.plan
     command = recorded.request.get("command")
     if command is not None:
-        raise ResultsError(f"{comparison.path} was made by 'fedsign {command}'; the same command goes on with it.")
+        raise ResultsError(f"{comparison.path} was made by 'fedsign {command}'; repeat that command to continue it.")
     make = partial(
         make_plan,
         configs.from_toml(recorded.config_toml),
@@ -259,14 +259,14 @@ def _job(comparison: Comparison, cell: Cell, config: ExperimentConfig) -> Job:
 def _workers(cell_configs: Configs, given: int | None) -> int:
     """Return the number of processes; 1 for engines that start processes themselves."""
     if given is not None and given < 1:
-        raise ConfigError(f"workers={given} was given, but expected is 1 or more.")
+        raise ConfigError(f"workers={given} was given, but expected 1 or more.")
     named = {config.engine.name for config in cell_configs.values()}
     engines = {name for name in named if not EngineTraits.of(name).trains_here}
     if engines:
         if given not in (None, 1):
             raise ConfigError(
                 f"workers={given} was given with engine.name={', '.join(sorted(engines))}, which starts processes of "
-                "its own; expected is 1."
+                "its own; expected 1."
             )
         return 1
     cores = max(config.engine.threads * config.engine.settings["workers"] for config in cell_configs.values())
@@ -303,7 +303,7 @@ def _difference(plan: Plan, there: Plan) -> str:
     for what, new in plan.request.items():
         if new != recorded[what]:
             return f"{what} were {recorded[what]} there and are {new} now"
-    return "the experiment's configuration is another one"
+    return "the experiment's configuration differs"
 
 
 def _check_parts(cell_configs: Sequence[ExperimentConfig]) -> None:

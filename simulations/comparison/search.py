@@ -53,7 +53,7 @@ def trials(
         num: total number of trials.
         seed: the search's seed.
         higher_is_better: whether the metric is maximized.
-        value_of: the value of a trial by its index; NaN if it was lost, None if it is still to be played.
+        value_of: the value of a trial by its index; NaN if it was lost, None if it is pending.
 
     A lost trial counts as worse than all others. A value of `first` outside its range is reported to Optuna as the
     nearest

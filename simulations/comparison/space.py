@@ -24,7 +24,7 @@ SHARED: Mapping[str, str] = {
 }
 """Ranges shared by all strategies, as far as the experiment has the setting."""
 
-_EXPECTED = "expected is LOW..HIGH, LOW..HIGH:log or values with commas between them, such as client.lr=0.01..0.3:log"
+_EXPECTED = "expected LOW..HIGH, LOW..HIGH:log or values with commas between them, such as client.lr=0.01..0.3:log"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,9 +122,7 @@ def parse_range(text: str, *, own: Any = None, origin: str = "") -> Range:
     is_log = written[3] is not None
     if low >= high or (is_log and low <= 0):
         above = ", and both above 0 with :log" if is_log else ""
-        raise ConfigError(
-            f"{origin} goes from {low:g} to {high:g}, but expected is a low end below the high one{above}."
-        )
+        raise ConfigError(f"{origin} goes from {low:g} to {high:g}, but expected a low end below the high one{above}.")
     is_integer = isinstance(own, int) and not isinstance(own, bool)
     return Range(low=low, high=high, is_log=is_log, is_integer=is_integer)
 

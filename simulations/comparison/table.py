@@ -48,7 +48,7 @@ def print_summary(comparison: Comparison, summary: Summary) -> None:
     if summary.failed:
         num_failed = len(summary.failed)
         them = "it" if num_failed == 1 else "them"
-        console.print(f"{plural(num_failed, 'cell')} failed; --retry-failed plays {them} again.")
+        console.print(f"{plural(num_failed, 'cell')} failed; --retry-failed runs {them} again.")
 
 
 def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
     direction = "" if summary.higher_is_better else f" A small {summary.metric} is a good one."
     remarks = [
         f"{summary.metric}: mean ± standard deviation over seeds of the {summary.last_rounds}.{direction}",
-        "Differences are paired by seed, with the 95 % interval (Student's t) of each by itself; verdicts are tests "
-        "of all pairs of strategies, Holm-corrected together: 5 % for one false word or more.",
+        "Differences are paired by seed, with individual 95 % intervals (Student's t); verdicts are tests of "
+        "all pairs of strategies, Holm-corrected (familywise error rate 5 %).",
     ]
     if any(entry.to_target for entry in summary.entries):
         origin = "" if is_given else f", which is {100 * TARGET_SHARE:g} % of what the reference ends at"
@@ -161,10 +161,10 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
     if summary.tuning:
         remarks.append(tuning_page.lead(summary))
     elif summary.trials:
-        remarks.append("Choices were made by samples held out of training, never by the test samples.")
+        remarks.append("Hyperparameters were selected on held-out training samples, never on the test set.")
     if any(entry.num_lost for entry in summary.entries):
-        remarks.append("A strategy of which seeds diverged or failed is not called better than one that has all.")
+        remarks.append("A strategy with diverged or failed seeds is never called better than one without.")
     if summary.num_pending:
         are = "is" if summary.num_pending == 1 else "are"
-        remarks.append(f"{summary.num_pending} of {summary.num_cells} cells {are} still to be played.")
+        remarks.append(f"{summary.num_pending} of {summary.num_cells} cells {are} pending.")
     return remarks

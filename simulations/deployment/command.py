@@ -29,18 +29,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-FolderOption = Annotated[Path, typer.Option("--folder", help="The federation's folder on the server's machine.")]
-DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="How long the server's certificate is valid.")]
+FolderOption = Annotated[Path, typer.Option("--folder", help="Federation folder on the server.")]
+DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="Validity of the server's certificate in days.")]
 _FOLDER = Path("federation")
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A folder to make, on the server's machine.")] = _FOLDER,
+    folder: Annotated[Path, typer.Argument(help="Folder to create, on the server.")] = _FOLDER,
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name or address of the server; the first is what sites connect to. May be repeated.",
+            help="Host name or address of the server; sites connect to the first. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -49,16 +49,16 @@ def init(
         typer.Option(
             metavar="NAME[=FILE]",
             help=(
-                "A site; FILE: the public key that it sent. Without FILE its key is made here and lies in its kit. "
-                "May be repeated."
+                "Site name, with FILE = its public key; without FILE, a key is generated into its startup "
+                "kit. Repeatable."
             ),
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="What the federation is called.")] = "fedsign",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the server, TCP.")] = 8000,
-    bind: Annotated[str, typer.Option(help="The server's own address to listen at; 0.0.0.0: all of them.")] = "0.0.0.0",
+    name: Annotated[str, typer.Option(help="Name of the federation.")] = "fedsign",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="TCP port of the server.")] = 8000,
+    bind: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "0.0.0.0",
     days: DaysOption = 365,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys; for trying out only.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; for local tests only.")] = False,
 ) -> None:
     """Create a federation: a CA, the server's certificate, and a kit for each site.
 
@@ -85,8 +85,8 @@ def init(
 
 @app.command()
 def key(
-    site: Annotated[str, typer.Argument(help="The site's name.")],
-    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write.")] = Path(),
+    site: Annotated[str, typer.Argument(help="Site name.")],
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output folder.")] = Path(),
 ) -> None:
     """Generate a site's key at the site. SITE.key stays there; send SITE.pub to the server's operators."""
     from simulations.deployment import federation, keys
@@ -104,20 +104,20 @@ def key(
 
 @app.command("add-site")
 def add_site(
-    site: Annotated[str, typer.Argument(help="The new site's name.")],
+    site: Annotated[str, typer.Argument(help="Site name.")],
     folder: FolderOption = _FOLDER,
     public_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What the site sent; without it, a key is made here and lies in the kit."),
+        typer.Option(
+            metavar="FILE", help="Public key of the site; without it, a key is generated into its startup kit."
+        ),
     ] = None,
-    data_root: Annotated[
-        str, typer.Option("--data-root", metavar="DIR", help="The folder of the site's data, at the site.")
-    ] = "",
-    device: Annotated[str, typer.Option(help="What the site computes on: cpu, cuda, cuda:1.")] = "",
+    data_root: Annotated[str, typer.Option("--data-root", metavar="DIR", help="Data folder at the site.")] = "",
+    device: Annotated[str, typer.Option(help="Device at the site: cpu, cuda, cuda:1.")] = "",
     max_examples: Annotated[
         int,
         typer.Option(
-            "--max-examples", min=0, help="How many samples its replies may count; 0: as the experiment says."
+            "--max-examples", min=0, help="Maximum number of samples a reply may count; 0: the experiment's limit."
         ),
     ] = 0,
 ) -> None:
@@ -134,7 +134,7 @@ def add_site(
 
 @app.command()
 def revoke(
-    site: Annotated[str, typer.Argument(help="The site's name.")],
+    site: Annotated[str, typer.Argument(help="Site name.")],
     folder: FolderOption = _FOLDER,
 ) -> None:
     """Revoke a site and its key for good. The SuperLink may be running."""
@@ -152,7 +152,7 @@ def renew(
     folder: FolderOption = _FOLDER,
     days: DaysOption = 365,
     host: Annotated[
-        list[str] | None, typer.Option(help="A further name or address of the server; may be repeated.")
+        list[str] | None, typer.Option(help="Additional host name or address of the server; repeatable.")
     ] = None,
 ) -> None:
     """Issue a new certificate for the server. The sites' kits stay valid."""
@@ -168,7 +168,7 @@ def renew(
 @app.command()
 def check(
     folder: Annotated[
-        Path | None, typer.Argument(help="A site's kit, or the federation's folder; without it, what is here.")
+        Path | None, typer.Argument(help="Startup kit or federation folder; default: current folder.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -188,7 +188,7 @@ def check(
 @app.command()
 def status(
     folder: Annotated[
-        Path | None, typer.Argument(help="The federation's folder on the server's machine; without it, what is here.")
+        Path | None, typer.Argument(help="Federation folder on the server; default: current folder.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -219,10 +219,10 @@ def status(
 @app.command()
 def logs(
     folder: Annotated[
-        Path | None, typer.Argument(help="A site's kit, or the federation's folder; without it, what is here.")
+        Path | None, typer.Argument(help="Startup kit or federation folder; default: current folder.")
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are added, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until Ctrl-C.")] = False,
 ) -> None:
     """Show the log of the SuperLink, or of a site's SuperNode, with timestamps."""
     from simulations.deployment.logs import log_of
@@ -238,9 +238,9 @@ def logs(
 @app.command()
 def start(
     folder: Annotated[
-        Path | None, typer.Argument(help="A site's kit, or the server's folder; without it, what is here.")
+        Path | None, typer.Argument(help="Startup kit or server folder; default: current folder.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="In a kit: connect to this name of the server instead.")] = None,
+    host: Annotated[str | None, typer.Option(help="In a startup kit: connect to this host instead.")] = None,
 ) -> None:
     """Run as the SuperLink, or as a site's SuperNode, until stopped. The start scripts call this."""
     from simulations.deployment.start import start_server, start_site
@@ -255,9 +255,11 @@ def start(
 
 @app.command()
 def up(
-    local: Annotated[int, typer.Option("--local", min=1, metavar="N", help="How many sites, on this machine.")],
+    local: Annotated[int, typer.Option("--local", min=1, metavar="N", help="Number of local sites.")],
     folder: FolderOption = _FOLDER,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Until all are online.")] = 180.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", min=1, help="Seconds to wait until all sites are online.")
+    ] = 180.0,
 ) -> None:
     """Try out a federation on this machine: start the server and N sites. Creates a federation if there is none."""
     from simulations.deployment import provision, running, start

@@ -112,7 +112,7 @@ def _checked(
     ]
     if diverged:
         reason = (
-            f"{who(answer.partition)}its {diverged[0]} is {answer.figures[diverged[0]]}; expected is a finite "
+            f"{who(answer.partition)}its {diverged[0]} is {answer.figures[diverged[0]]}; expected a finite "
             "number: the model diverged on its samples."
         )
         return Failure(partition=answer.partition, reason=reason)

@@ -181,7 +181,7 @@ def check_site_name(name: str) -> None:
     """Raise ConfigError unless the name is valid for a folder and a systemd unit."""
     if not _SITE_NAME.fullmatch(name):
         raise ConfigError(
-            f"'{name}' cannot be a site's name; expected are small letters, digits and '-', a letter or digit first."
+            f"'{name}' cannot be a site's name; expected small letters, digits and '-', a letter or digit first."
         )
 
 
@@ -197,7 +197,7 @@ def check_host(host: str) -> None:
     """Raise ConfigError unless it is a host name or an address, without a port."""
     if address_of(host) is None and not _HOST_NAME.fullmatch(host):
         raise ConfigError(
-            f"--host {host} is neither a name nor an address; expected is such as fl.example.org or 192.0.2.10, "
+            f"--host {host} is neither a name nor an address; expected such as fl.example.org or 192.0.2.10, "
             "the port is given with --port."
         )
 
@@ -206,7 +206,7 @@ def check_bind(bind: str) -> None:
     """Raise ConfigError unless it is an address."""
     if address_of(bind) is None:
         raise ConfigError(
-            f"--bind {bind} is no address; expected is one of this machine's, such as 192.0.2.10, or 0.0.0.0 for all "
+            f"--bind {bind} is no address; expected one of this machine's, such as 192.0.2.10, or 0.0.0.0 for all "
             "of them."
         )
 

@@ -97,10 +97,10 @@ def open_kit(folder: Path) -> Kit:
     expected = _EXPECTED | dict.fromkeys(own, (dict, "a table"))
     for key in [*tree, "federation"]:
         if key not in expected:
-            raise ConfigError(f"{path} has the unknown key '{key}'; expected are {', '.join(expected)}.")
+            raise ConfigError(f"{path} has the unknown key '{key}'; expected {', '.join(expected)}.")
         kind, what = expected[key]
         if not isinstance(tree.get(key), kind):
-            raise ConfigError(f"{path} has {key} = {tree.get(key)!r}; expected is {what}.")
+            raise ConfigError(f"{path} has {key} = {tree.get(key)!r}; expected {what}.")
     facts = tree.pop("federation")
     missing = _FACTS - set(facts)
     if missing:
@@ -118,7 +118,7 @@ def _table_of(table: SiteTable, given: Mapping[str, Any], path: Path) -> dict[st
         ConfigError: it is not a valid table.
     """
     if not given.keys() <= {*table.keys}:
-        raise ConfigError(f"{path} has {table.name} = {given!r}; expected is a table of {', '.join(table.keys)}.")
+        raise ConfigError(f"{path} has {table.name} = {given!r}; expected a table of {', '.join(table.keys)}.")
     files = {key: Path(given[key]).expanduser() for key in table.files if given.get(key)}
     return {**given, **{key: str((path.parent / file).resolve()) for key, file in files.items()}}
 

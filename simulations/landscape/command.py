@@ -15,23 +15,24 @@ from simulations.printing import escaped, print_facts, print_files, print_json, 
 
 SubjectArgument = Annotated[
     Path,
-    typer.Argument(metavar="RUN|CHECKPOINT|FILE", help="A run's folder, a checkpoint in it, or a file of weights."),
+    typer.Argument(metavar="RUN|CHECKPOINT|FILE", help="Run folder, checkpoint folder, or weight file."),
 ]
-SamplesOption = Annotated[int | None, typer.Option(help="Test samples; without it, all.")]
+SamplesOption = Annotated[int | None, typer.Option(help="Number of test samples; default: all.")]
 StatisticsOption = Annotated[
-    int, typer.Option(help="Training samples that BatchNorm's statistics are taken of anew; 0 keeps the model's own.")
+    int, typer.Option(help="Training samples for recomputing BatchNorm statistics; 0 keeps the model's.")
 ]
-ModelOption = Annotated[str | None, typer.Option(help="The model that a file of weights belongs to, such as mlp.")]
+ModelOption = Annotated[str | None, typer.Option(help="Model of a weight file, such as mlp.")]
 ExperimentOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="The experiment of a file of weights, such as data.name=mnist; may be repeated.",
+        help="Experiment settings for a weight file, such as data.name=mnist; repeatable.",
     ),
 ]
 OutOption = Annotated[
-    Path | None, typer.Option(help="Where to write; without it, the run's analysis/, or ./analysis/NAME for a file.")
+    Path | None,
+    typer.Option(help="Output folder; default: analysis/ in the run, or ./analysis/NAME for a weight file."),
 ]
 
 
@@ -47,28 +48,35 @@ def valley(
             ),
         ),
     ] = "gaussian",
-    draws: Annotated[int, typer.Option(help="Of each noise; a symmetric one is taken both ways, eps and -eps.")] = 5,
-    scales: Annotated[str, typer.Option(metavar="S,S,...", help="How far lambda = 1 is.")] = "0.2,1,2",
+    draws: Annotated[
+        int, typer.Option(help="Draws per noise; symmetric noises are drawn as antithetic pairs, eps and -eps.")
+    ] = 5,
+    scales: Annotated[str, typer.Option(metavar="S,S,...", help="Distances at lambda = 1.")] = "0.2,1,2",
     scaling: Annotated[
-        str, typer.Option(help="norm: as long as the model; filter: so filter by filter; raw.")
+        str,
+        typer.Option(
+            help="norm: scale the direction to the model's norm; filter: to the norm of each filter; raw: no scaling."
+        ),
     ] = "norm",
     signs: Annotated[
         float | None,
-        typer.Option(metavar="FRACTION", help="Give so many of the noise's elements the model's signs: 1 for all."),
+        typer.Option(
+            metavar="FRACTION", help="Fraction of the noise's elements that take the model's signs; 1 for all."
+        ),
     ] = None,
     group: Annotated[
         str,
-        typer.Option(help="Move these parameters alone: CLF, FEAT, LAYER1, CONV, BN, or a pattern such as 'layer1.*'."),
+        typer.Option(
+            help="Perturb only these parameters: CLF, FEAT, LAYER1, CONV, BN, or a pattern such as 'layer1.*'."
+        ),
     ] = "ALL",
-    points: Annotated[
-        int | None, typer.Option(help="Of a curve, or of each side of a surface; without it, 41.")
-    ] = None,
+    points: Annotated[int | None, typer.Option(help="Points per curve, or per side of a surface; default: 41.")] = None,
     surface: Annotated[
-        bool, typer.Option("--surface", help="A plane of the first two directions instead of curves.")
+        bool, typer.Option("--surface", help="Surface over the plane of the first two directions instead of curves.")
     ] = False,
     samples: SamplesOption = None,
     statistics: StatisticsOption = 500,
-    seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
     model: ModelOption = None,
     overrides: ExperimentOption = None,
     out: OutOption = None,
@@ -97,8 +105,8 @@ def valley(
 
 
 def trajectory(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, with the checkpoints of its path.")],
-    points: Annotated[int, typer.Option(help="Of each side of the plane.")] = 41,
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder with checkpoints.")],
+    points: Annotated[int, typer.Option(help="Grid points per side.")] = 41,
     samples: SamplesOption = None,
     statistics: StatisticsOption = 500,
     out: OutOption = None,
@@ -113,10 +121,8 @@ def trajectory(
 
 def interpolate(
     first: SubjectArgument,
-    second: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT|FILE", help="Another model of the same architecture.")
-    ],
-    points: Annotated[int, typer.Option(help="From lambda = -1 to 2.")] = 61,
+    second: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT|FILE", help="Model of the same architecture.")],
+    points: Annotated[int, typer.Option(help="Number of points from lambda = -1 to 2.")] = 61,
     samples: SamplesOption = None,
     statistics: StatisticsOption = 500,
     model: ModelOption = None,
@@ -141,10 +147,10 @@ def interpolate(
 
 def curvature(
     path: SubjectArgument,
-    draws: Annotated[int, typer.Option(help="For the trace.")] = 32,
-    eigenvalues: Annotated[int, typer.Option(help="How many at each end.")] = 1,
+    draws: Annotated[int, typer.Option(help="Number of random vectors for the trace.")] = 32,
+    eigenvalues: Annotated[int, typer.Option(help="Number of eigenvalues at each end of the spectrum.")] = 1,
     samples: SamplesOption = None,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random vectors.")] = 0,
     model: ModelOption = None,
     overrides: ExperimentOption = None,
     out: OutOption = None,

@@ -116,7 +116,7 @@ class Subject:
 
     def _some(self, samples: AnySamples, count: int | None, *, draw: int) -> Samples:
         if count is not None and count < 1:
-            raise ConfigError(f"{count} samples were asked for, but expected is 1 or more.")
+            raise ConfigError(f"{count} samples were asked for, but expected 1 or more.")
         if not len(samples):
             raise ConfigError(
                 f"{self.source} was trained on data that lie at sites, and none of them are here; name folders here "
@@ -148,7 +148,7 @@ def path_of(source: "Run | Path | str") -> Path:
     path = getattr(source, "path", source)
     if isinstance(path, str | Path):
         return Path(path)
-    raise ConfigError(f"{source!r} was given, but expected is a run or a path.")
+    raise ConfigError(f"{source!r} was given, but expected a run or a path.")
 
 
 def run_of(path: Path) -> RunFolder | None:
@@ -231,7 +231,7 @@ def _experiment(run: RunFolder, overrides: Sequence[str]) -> configs.ExperimentC
     fixed = sorted(key for key in changes if key.partition(".")[0] not in _CHANGEABLE)
     if fixed:
         raise ConfigError(
-            f"--set {fixed[0]} was given with the run {run.path}, whose model it could change; expected are keys under "
+            f"--set {fixed[0]} was given with the run {run.path}, whose model it could change; expected keys under "
             f"{' and '.join(sorted(_CHANGEABLE))}."
         )
     own = configs.from_toml(run.config_toml)

@@ -39,7 +39,7 @@ def trajectory(
     """
     path = path_of(run)
     if points < 3:
-        raise ConfigError(f"--points={points} was given, but expected is 3 or more.")
+        raise ConfigError(f"--points={points} was given, but expected 3 or more.")
     if path.is_file():
         raise ConfigError(f"{path} is a file of weights, which has no path behind it; give the folder of a run.")
     folder, subject = open_run(path), subject_of(path)
@@ -72,7 +72,7 @@ def _path(run: RunFolder, subject: Subject, landscape: Landscape) -> tuple[list[
     rounds = checkpoints.rounds_on_disk(run.checkpoints)
     if len(rounds) < _FEWEST:
         raise ResultsError(
-            f"{run.path} keeps {len(rounds)} checkpoints, but expected are {_FEWEST} or more to draw its path; run "
+            f"{run.path} keeps {len(rounds)} checkpoints, but expected {_FEWEST} or more to draw its path; run "
             "it again with --set results.checkpoint_every=1 --set results.keep_checkpoints=1000."
         )
     found = []

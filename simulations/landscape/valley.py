@@ -59,18 +59,18 @@ class _Asked:
             if name not in NOISES and name not in SPECIAL:
                 known = [*NOISES, *SPECIAL]
                 raise ConfigError(
-                    f"direction '{name}' is not known.{nearest(name, known)} Expected is a noise "
+                    f"direction '{name}' is not known.{nearest(name, known)} Expected a noise "
                     f"({', '.join(NOISES)}) or a special direction ({', '.join(SPECIAL)})."
                 )
         if self.scaling not in [*Scaling]:
             raise ConfigError(f"--scaling={self.scaling} was given.{one_of(self.scaling, Scaling)}.")
         if self.draws < 1:
-            raise ConfigError(f"--draws={self.draws} was given, but expected is 1 or more.")
+            raise ConfigError(f"--draws={self.draws} was given, but expected 1 or more.")
         for scale in self.scales:
             if not (np.isfinite(scale) and scale > 0):
-                raise ConfigError(f"--scales has {scale:g}, but expected are numbers above 0.")
+                raise ConfigError(f"--scales has {scale:g}, but expected numbers above 0.")
         if not self.directions or not self.scales:
-            raise ConfigError("no direction or no scale was given, but expected is one of each at least.")
+            raise ConfigError("no direction or no scale was given, but expected one of each at least.")
         _ = self.lambdas
 
     @property
@@ -168,7 +168,7 @@ def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked,
 
 def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked, facts: Row) -> Found:
     if len(rays) < 2:
-        raise ConfigError("one direction was given for a surface, but expected are two: name two, or raise --draws.")
+        raise ConfigError("one direction was given for a surface, but expected two: name two, or raise --draws.")
     scale, sides = max(asked.scales), {"rows": asked.lambdas, "columns": asked.lambdas}
     first, second = (scale * direction for _, direction in rays[:2])
     values = surface(landscape, first, second, **sides)

@@ -11,7 +11,7 @@ from simulations.printing import print_json
 
 def export(
     path: RunArgument,
-    out: Annotated[Path, typer.Option(help="The folder to write, which must not be there yet.")],
+    out: Annotated[Path, typer.Option(help="Output folder; must not exist.")],
     json: JsonOption = False,
 ) -> None:
     """Write a run's language model as a folder for `transformers`, with adapters merged."""

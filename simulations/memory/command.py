@@ -27,69 +27,76 @@ def memory(
         typer.Option(
             metavar="NAME|CONFIG.JSON",
             help=(
-                "llama-2-7b (without anything else), llama-2-70b, mistral-7b, tinyllama, gpt2-small, or a "
-                "config.json of Hugging Face's."
+                "llama-2-7b (default), llama-2-70b, mistral-7b, tinyllama, gpt2-small, or a Hugging Face config.json."
             ),
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="An experiment's TOML file, in place of --model.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of an experiment, instead of --model.")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Of an experiment, such as model.depth=12; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a setting of the experiment, such as model.depth=12; repeatable.",
+        ),
     ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,NAME,...",
             help=(
-                "full, lora, galore, lisa (E+H+2L), or E+H+nL with n blocks at a time; without it, all that the "
-                "model can take."
+                "full, lora, galore, lisa (E+H+2L), or E+H+nL with n blocks at a time; default: all that fit the model."
             ),
         ),
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a step; without it 1, or the experiment's.")
-    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch size; default: 1, or the experiment's.")] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="In a row, of a language model by name; without it 1024.")
+        int | None, typer.Option(min=1, help="Sequence length of a named language model; default: 1024.")
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Of weights and activations: bf16, float16 or float32; without it bf16, or float32 for an experiment."
+            help="Type of weights and activations: bf16, float16, or float32; default: bf16, or float32 for "
+            "an experiment."
         ),
     ] = None,
-    gradient_dtype: Annotated[str | None, typer.Option(help="Without it, as --dtype.")] = None,
-    state_dtype: Annotated[str | None, typer.Option(help="Of the optimizer's moments; without it, as --dtype.")] = None,
+    gradient_dtype: Annotated[str | None, typer.Option(help="Type of gradients; default: --dtype.")] = None,
+    state_dtype: Annotated[str | None, typer.Option(help="Type of the optimizer's moments; default: --dtype.")] = None,
     masters: Annotated[
-        bool, typer.Option("--masters", help="Mixed precision: float32 copies of what is trained, and float32 moments.")
+        bool, typer.Option("--masters", help="Mixed precision: float32 master weights and moments.")
     ] = False,
-    rank: Annotated[int, typer.Option(min=1, help="Of LoRA's adapters and GaLore's projections.")] = 128,
-    lora_dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="Of what adapters read.")] = 0.0,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of LoRA adapters and GaLore projections.")] = 128,
+    lora_dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="Dropout on the adapters' inputs.")] = 0.0,
     attention: Annotated[
-        str, typer.Option(help="fused, as flash attention; math keeps tokens x tokens weights for each head.")
+        str, typer.Option(help="fused, such as flash attention; math materializes the attention matrix of each head.")
     ] = "fused",
     adamw: Annotated[
         str,
-        typer.Option(help="fused takes nothing for itself; foreach copies of all that is trained; loop of one tensor."),
+        typer.Option(
+            help="Implementation of AdamW: fused (no temporaries), foreach (temporaries for all "
+            "trained parameters), or loop (for one tensor)."
+        ),
     ] = "fused",
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Keep only what flows between blocks, and compute the rest again.")
+        bool, typer.Option("--checkpoint", help="Activation checkpointing: keep block inputs and recompute the rest.")
     ] = False,
     card: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What it has to fit into, such as 24GB (10^9 bytes) or 24GiB.")
+        str | None, typer.Option(metavar="SIZE", help="Memory of the device, such as 24GB (10^9 bytes) or 24GiB.")
     ] = None,
     devices: Annotated[
-        int, typer.Option(min=1, help="Over which the blocks are shared out; the card is each one's.")
+        int, typer.Option(min=1, help="Number of devices that the blocks are spread over, each with --card.")
     ] = 1,
     kernels: Annotated[
-        str | None, typer.Option(help="Of a cuda or a cpu device; without it cuda, or what --measure measures on.")
+        str | None, typer.Option(help="Kernels of a cuda or cpu device; default: cuda, or the device of --measure.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Take a real step of each method that fits, on a GPU or else on the CPU.")
+        bool,
+        typer.Option(
+            "--measure", help="Run a real step of each method that fits, on a GPU if there is one, else on the CPU."
+        ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw stacked bars into this file, .svg, .pdf or .png.")
+        Path | None, typer.Option(metavar="FILE", help="Write a stacked bar chart to this file: .svg, .pdf, or .png.")
     ] = None,
     json: NumbersOption = False,
 ) -> None:
@@ -141,7 +148,7 @@ def memory(
     )
     names = estimates.possible_methods(work) if methods is None else words(methods)
     if not names:
-        raise ConfigError("--methods names none; expected are names such as full,lora,E+H+2L.")
+        raise ConfigError("--methods names none; expected names such as full,lora,E+H+2L.")
     rows = []
     for method in methods_of(names, rank=rank, dropout=lora_dropout):
         found = estimate(work, method, setting)

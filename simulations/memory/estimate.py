@@ -74,8 +74,7 @@ def of_named(model: str, *, batch: int | None, tokens: int | None, checkpoint: b
     subject, tokens, batch = subject_of(model), tokens or DEFAULT_TOKENS, batch or 1
     if subject.longest is not None and tokens > subject.longest:
         raise ConfigError(
-            f"--tokens {tokens} was given, but {subject.title} has {subject.longest} positions; expected is at most "
-            "that."
+            f"--tokens {tokens} was given, but {subject.title} has {subject.longest} positions; expected at most that."
         )
     return Work(
         title=f"{subject.title}, {batch} x {tokens:,} tokens",

@@ -10,19 +10,23 @@ from simulations.printing import escaped, print_json, print_table
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="The recipe; see --list.")] = "",
+    name: Annotated[str, typer.Argument(help="Recipe name (see --list).")] = "",
     list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     data: Annotated[
         str,
         typer.Option(
-            "--data", metavar="DATA", help="A data set, a folder with one folder a class, or an .npz; see --list."
+            "--data",
+            metavar="DATA",
+            help="Data set name (see --list), folder with one subfolder per class, or .npz file.",
         ),
     ] = "",
     data_root: Annotated[
-        str, typer.Option("--data-root", metavar="DIR", help="The folder of a data set's files.")
+        str, typer.Option("--data-root", metavar="DIR", help="Folder with the data set's files.")
     ] = "",
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Another model than the recipe's.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and rounds: a check, not a proof.")] = False,
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Replace the recipe's model.")] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer seeds and rounds: a smoke test, without a verdict on the claim.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Check a claim: run its experiments, compute metrics, and compare these with thresholds fixed in advance."""

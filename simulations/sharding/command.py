@@ -14,40 +14,43 @@ from simulations.printing import print_json
 
 def sharding(
     context: typer.Context,
-    params: Annotated[float, typer.Option(help="The model's parameters, such as 65e9.")],
-    per_group: Annotated[int, typer.Option(help="GPUs that fast links join: those of a machine.")],
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Of a GPU, such as 80GB or 24GiB.")],
-    ranks: Annotated[int | None, typer.Option(help="GPUs, or processes, in total.")] = None,
+    params: Annotated[float, typer.Option(help="Number of parameters, such as 65e9.")],
+    per_group: Annotated[int, typer.Option(help="GPUs per group (connected by fast links), usually per machine.")],
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of a GPU, such as 80GB or 24GiB.")],
+    ranks: Annotated[int | None, typer.Option(help="Total number of GPUs or processes.")] = None,
     intra: Annotated[
-        str | None, typer.Option(metavar="BANDWIDTH", help="Within a group, such as 2000Gbps or 250GB/s.")
+        str | None, typer.Option(metavar="BANDWIDTH", help="Bandwidth within a group, such as 2000Gbps or 250GB/s.")
     ] = None,
-    inter: Annotated[str | None, typer.Option(metavar="BANDWIDTH", help="Between groups, such as 80Gbps.")] = None,
+    inter: Annotated[
+        str | None, typer.Option(metavar="BANDWIDTH", help="Bandwidth between groups, such as 80Gbps.")
+    ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure --intra, --inter and --link between the ranks of a torchrun.")
+        bool,
+        typer.Option("--measure", help="Measure --intra, --inter, and --link between the ranks of a torchrun job."),
     ] = False,
-    trainable: Annotated[str, typer.Option(metavar="FRACTION", help="Of the parameters, such as 1/16.")] = "1",
-    accumulate: Annotated[int, typer.Option(help="Micro-batches of a step.")] = 1,
+    trainable: Annotated[
+        str, typer.Option(metavar="FRACTION", help="Fraction of trainable parameters, such as 1/16.")
+    ] = "1",
+    accumulate: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
     t_comp: Annotated[
-        float, typer.Option(metavar="SECONDS", help="The computation of a step, with which communication overlaps.")
+        float, typer.Option(metavar="SECONDS", help="Seconds of computation per step, overlapped with communication.")
     ] = 0.0,
     link: Annotated[
         str | None,
         typer.Option(
             metavar="rank|group",
-            help="Whose the link between groups is: each rank's (if nothing is said), or its group's.",
+            help="Whether each rank has its own link between groups (default), or the group shares one.",
         ),
     ] = None,
     collectives: Annotated[
-        str, typer.Option(metavar="flat|two-level", help="How collectives of all ranks go; two-level is PaRO-CC.")
+        str, typer.Option(metavar="flat|two-level", help="Collectives over all ranks; two-level is PaRO-CC.")
     ] = "flat",
     candidates: Annotated[
-        str, typer.Option(metavar="all|paper", help="All 14 strategies, or the 8 that the paper ran.")
+        str, typer.Option(metavar="all|paper", help="All 14 strategies, or the 8 in the paper's experiments.")
     ] = "all",
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="The picture, .svg, .pdf or .png; without it, sharding.svg in this folder (none with --json)."
-        ),
+        typer.Option(help="Output file: .svg, .pdf, or .png; default: ./sharding.svg (none with --json)."),
     ] = None,
     json: NumbersOption = False,
 ) -> None:
@@ -67,15 +70,15 @@ def sharding(
 def worker(
     join: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="Where the first machine listens: its client.sharding.listen."),
+        typer.Option(metavar="HOST:PORT", help="Address of the first machine (its client.sharding.listen)."),
     ],
     secret_file: Annotated[
         str,
         typer.Option(
             metavar="FILE",
             help=(
-                "What machines have to know, as in the first one's client.sharding.secret_file; needed unless HOST "
-                "is this machine."
+                "File with the shared secret (the first machine's client.sharding.secret_file); required "
+                "unless HOST is this machine."
             ),
         ),
     ] = "",
@@ -83,25 +86,21 @@ def worker(
         str,
         typer.Option(
             metavar="NAME",
-            help=(
-                "The network interface by which ranks speak, such as ib0; without it, that by which this machine has "
-                "joined."
-            ),
+            help=("Network interface for traffic between ranks, such as ib0; default: the one used to join."),
         ),
     ] = "",
     data_root: Annotated[
         str,
         typer.Option(
-            metavar="DIR", help="Where the client's data lie here; without it, at the path that the first machine has."
+            metavar="DIR",
+            help="Folder of the client's data on this machine; default: same path as on the first machine.",
         ),
     ] = "",
-    logs: Annotated[Path, typer.Option(metavar="DIR", help="What ranks have to say goes to files here.")] = Path(
-        "worker-logs"
-    ),
+    logs: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the ranks' logs.")] = Path("worker-logs"),
     wait: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", help="How long to look for the first machine, at the start and when it is lost."
+            metavar="SECONDS", help="Seconds to wait for the first machine, at start and after a lost connection."
         ),
     ] = 600.0,
 ) -> None:

@@ -137,11 +137,11 @@ def look(asked: Asked) -> Found:
     }
     for option, (text, known) in choices.items():
         if text not in list(known):
-            raise ConfigError(f"--{option} {text} was given; expected is one of {', '.join(known)}.")
+            raise ConfigError(f"--{option} {text} was given; expected one of {', '.join(known)}.")
     if asked.t_comp < 0:
-        raise ConfigError(f"--t-comp {asked.t_comp:g} was given; expected are seconds, 0 or more.")
+        raise ConfigError(f"--t-comp {asked.t_comp:g} was given; expected seconds, 0 or more.")
     if not asked.params >= 1:
-        raise ConfigError(f"--params {asked.params:g} was given; expected is a number of parameters, such as 65e9.")
+        raise ConfigError(f"--params {asked.params:g} was given; expected a number of parameters, such as 65e9.")
     grouping = Grouping.of(ranks=asked.ranks or 0, per_group=asked.per_group)
     network = Network(
         intra_bps=bits_per_second(intra, option="--intra"),

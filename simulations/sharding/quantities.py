@@ -60,7 +60,7 @@ def fraction(text: str, *, option: str) -> float:
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if not 0 < value <= 1:
-        raise ConfigError(f"{option} {text} was given; expected is a fraction above 0 and at most 1, such as 1/16.")
+        raise ConfigError(f"{option} {text} was given; expected a fraction above 0 and at most 1, such as 1/16.")
     return float(value)
 
 
@@ -72,7 +72,6 @@ def _quantity(text: str, units: dict[str, int], *, option: str, example: str) ->
         value = 0.0
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(
-            f"{option} {text} was given; expected is a number above 0 with a unit ({', '.join(units)}), such as "
-            f"{example}."
+            f"{option} {text} was given; expected a number above 0 with a unit ({', '.join(units)}), such as {example}."
         )
     return value

@@ -17,7 +17,8 @@ def signs(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="PATH...", help="Runs, checkpoints or files of weights; one run alone is compared with its start."
+            metavar="PATH...",
+            help="Runs, checkpoints, or weight files; a single run is compared with its initial model.",
         ),
     ],
     model: ModelOption = None,

@@ -31,7 +31,7 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
         FedSignError: there is nothing to compare, or the models differ in architecture.
     """
     if not sources:
-        raise ConfigError("no model was given, but expected is a run, or two models.")
+        raise ConfigError("no model was given, but expected a run, or two models.")
     subjects = subjects_of(sources, model=model, overrides=overrides)
     first = subjects[0]
     layout = Layout.of(first.model)
@@ -40,12 +40,12 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
         initial = first.initial_vector(layout)
         if initial is None:
             raise ConfigError(
-                f"{first.source} alone was given, and what its training began with is not known; expected is a run, "
+                f"{first.source} alone was given, and what its training began with is not known; expected a run, "
                 "or two files."
             )
         models = {"initial": initial, **models}
     elif len(models) < len(subjects):
-        raise ConfigError("the same path was given twice, but expected are different models.")
+        raise ConfigError("the same path was given twice, but expected different models.")
     rows = []
     for (one, a), (other, b) in combinations(models.items(), 2):
         for layer, place in {"": slice(None), **layout.places()}.items():  # "" stands for all layers together

@@ -65,7 +65,7 @@ def losses_of(cells: Sequence[Cell], folder: Path, *, workers: int | None = None
         EngineError: a cell could not be played.
     """
     if workers is not None and workers < 1:
-        raise ConfigError(f"--workers={workers} was given, but expected is 1 or more.")
+        raise ConfigError(f"--workers={workers} was given, but expected 1 or more.")
     if folder.exists() and not folder.is_dir():
         raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
     paths = [folder / "cells" / f"{cell.id}.json" for cell in cells]

@@ -17,9 +17,11 @@ from simulations.printing import escaped, print_found, print_json, print_table
 
 SchemesOption = Annotated[
     str,
-    typer.Option(metavar="NAME,NAME,...", help="sp, mup, smupar; smupar-init and smupar-rate correct one of the two."),
+    typer.Option(
+        metavar="NAME,NAME,...", help="sp, mup, smupar; smupar-init and smupar-rate apply one of the two corrections."
+    ),
 ]
-SeedsOption = Annotated[int, typer.Option(help="How many, from the experiment's on.")]
+SeedsOption = Annotated[int, typer.Option(help="Number of seeds, starting at the experiment's.")]
 
 
 def parameterisation(config: ConfigArgument = None, overrides: SetOption = None, json: NumbersOption = False) -> None:
@@ -53,11 +55,13 @@ def _tensor_row(row: dict[str, Any]) -> dict[str, Any]:
 def coordinates(
     config: ConfigArgument = None,
     schemes: SchemesOption = "sp,mup,smupar",
-    densities: Annotated[str, typer.Option(metavar="D,D,...", help="Ratios are to the first.")] = "1,0.25,0.0625",
+    densities: Annotated[
+        str, typer.Option(metavar="D,D,...", help="Densities; ratios are relative to the first.")
+    ] = "1,0.25,0.0625",
     seeds: SeedsOption = 3,
-    steps: Annotated[int, typer.Option(help="Of training, on all clients' samples.")] = 10,
+    steps: Annotated[int, typer.Option(help="Training steps on all clients' samples.")] = 10,
     overrides: SetOption = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write; without it, ./analysis/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: ./analysis/NAME.")] = None,
     json: NumbersOption = False,
 ) -> None:
     """Measure the size of activations in early training, by step and density, under several parameterizations."""
@@ -90,45 +94,43 @@ def _scheme_row(row: Any) -> dict[str, Any]:
 
 def transfer(
     config: ConfigArgument = None,
-    setting: Annotated[str, typer.Option(help="rate: client.lr; init: parameterisation.init_std.")] = "rate",
+    setting: Annotated[str, typer.Option(help="rate: client.lr; init: parameterization.init_std.")] = "rate",
     values: Annotated[
         str | None,
         typer.Option(
             metavar="A..B|V,V,...",
             help=(
-                "To try: all from A on to B, each twice the last, or these; 2^-7 is a number too. Without it, nine "
-                "around the experiment's."
+                "Values: a range A..B in powers of two, or a list; 2^-7 is accepted. Default: nine around "
+                "the experiment's value."
             ),
             show_default=False,
         ),
     ] = None,
     schemes: SchemesOption = "sp,mup,smupar",
-    densities: Annotated[str, typer.Option(metavar="D,D,...", help="The first one is the proxy's.")] = "1,0.25,0.0625",
+    densities: Annotated[
+        str, typer.Option(metavar="D,D,...", help="Densities; the first is the proxy's.")
+    ] = "1,0.25,0.0625",
     widths: Annotated[
         str | None,
         typer.Option(
-            metavar="W,W,...", help="The first one is the proxy's; without it, the experiment's.", show_default=False
+            metavar="W,W,...", help="Widths; the first is the proxy's; default: the experiment's.", show_default=False
         ),
     ] = None,
     seeds: SeedsOption = 3,
     steps: Annotated[
         int,
-        typer.Option(
-            help="Train so many without a federation, on all clients' samples; with 0, play the experiment's rounds."
-        ),
+        typer.Option(help="Centralized training steps on all clients' samples; 0: the experiment's federated rounds."),
     ] = 0,
-    samples: Annotated[
-        int, typer.Option(help="Held-out samples that a loss is taken of, with --steps; with 0, all.")
-    ] = 0,
-    workers: Annotated[int | None, typer.Option(help="Processes; without it, as many as there are cores.")] = None,
+    samples: Annotated[int, typer.Option(help="Held-out samples for the loss, with --steps; 0: all.")] = 0,
+    workers: Annotated[int | None, typer.Option(help="Number of processes; default: number of cores.")] = None,
     overrides: SetOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The sweep's folder; without it, tuning/NAME. What it holds is not played again."),
+        typer.Option(help="Output folder; default: tuning/NAME. Finished runs in it are reused."),
     ] = None,
     toml: Annotated[
         bool,
-        typer.Option("--toml", help="Print the proxy's best value under the experiment's scheme as TOML, and no more."),
+        typer.Option("--toml", help="Print only the proxy's best value under the experiment's scheme, as TOML."),
     ] = False,
     json: NumbersOption = False,
 ) -> None:
@@ -137,7 +139,7 @@ def transfer(
     from simulations.sparsity import transfer as tuning
 
     if toml and json:
-        raise ConfigError("--toml and --json were both given; expected is one of them.")
+        raise ConfigError("--toml and --json were both given; expected one of them.")
     experiment = configs.load(config, overrides or [])
     asked = tuning.Asked(
         setting=setting,
@@ -192,7 +194,7 @@ def values_of(text: str) -> list[float]:
         return [low * 2.0**power for power in range(int(math.log2(high / low) + 1e-9) + 1)]
     except ValueError as error:
         raise ConfigError(
-            f"--values {text} was given, but expected are numbers with commas between them, or A..B with 0 < A < B, "
+            f"--values {text} was given, but expected numbers with commas between them, or A..B with 0 < A < B, "
             "such as 2^-9..2^-3."
         ) from error
 
@@ -208,9 +210,7 @@ def _number(word: str) -> float:
 def _widths(text: str) -> list[int]:
     found = numbers("--widths", text)
     if any(width != int(width) or width < 1 for width in found):
-        raise ConfigError(
-            f"--widths {text} was given, but expected are whole numbers above 0 with commas between them."
-        )
+        raise ConfigError(f"--widths {text} was given, but expected whole numbers above 0 with commas between them.")
     return [int(width) for width in found]
 
 

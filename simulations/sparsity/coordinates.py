@@ -49,7 +49,7 @@ def check_sweep(schemes: Sequence[str], densities: Sequence[float]) -> None:
             raise ConfigError(f"scheme '{name}' is not known.{one_of(name, VARIANTS)}.")
     for density in densities:
         if not 0 < density <= 1:
-            raise ConfigError(f"--densities has {density:g}, but expected are numbers above 0 and at most 1.")
+            raise ConfigError(f"--densities has {density:g}, but expected numbers above 0 and at most 1.")
 
 
 def variant(config: ExperimentConfig, scheme: str, density: float, **changes: Any) -> ExperimentConfig:
@@ -94,7 +94,7 @@ def look(
     if not schemes or not densities or min(seeds, steps) < 1:
         raise ConfigError(
             f"{len(schemes)} schemes, {len(densities)} densities, --seeds={seeds} and --steps={steps} were given, "
-            "but expected is one of each at least."
+            "but expected one of each at least."
         )
     sizes, changes = [], []
     for seed in range(config.seed, config.seed + seeds):

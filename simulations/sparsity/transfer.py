@@ -70,16 +70,15 @@ def check(asked: Asked) -> None:
     check_sweep(asked.schemes, asked.densities)
     for what, given in (("--schemes", asked.schemes), ("--densities", asked.densities), ("--widths", asked.widths)):
         if len(set(given)) < len(given) or not (given or what == "--widths"):
-            raise ConfigError(f"{what} was given as {list(given)}, but expected is one at least, and each once.")
+            raise ConfigError(f"{what} was given as {list(given)}, but expected one at least, and each once.")
     if asked.values and (asked.values[0] <= 0 or any(low >= high for low, high in pairwise(asked.values))):
         raise ConfigError(
-            f"--values was given as {list(asked.values)}, but expected are numbers above 0 that ascend, such as "
-            "2^-9..2^-3."
+            f"--values was given as {list(asked.values)}, but expected numbers above 0 that ascend, such as 2^-9..2^-3."
         )
     if asked.seeds < 1 or min(asked.steps, asked.samples, *asked.widths, 0) < 0:
         raise ConfigError(
             f"--seeds={asked.seeds}, --steps={asked.steps}, --samples={asked.samples} and widths "
-            f"{list(asked.widths)} were given, but expected is one seed at least, and nothing below 0."
+            f"{list(asked.widths)} were given, but expected one seed at least, and nothing below 0."
         )
     if asked.samples and not asked.steps:
         raise ConfigError(
@@ -124,7 +123,7 @@ def widened(config: ExperimentConfig, width: int) -> ExperimentConfig:
         if any(each != int(each) or each < 1 for each in scaled):
             raise ConfigError(
                 f"--widths has {width}, which is {width / current:g} times the experiment's, but "
-                f"model.{name}={value} times that is no whole number; expected is a multiple of {current}, or a part "
+                f"model.{name}={value} times that is no whole number; expected a multiple of {current}, or a part "
                 "of it that divides all layers."
             )
         changed[f"model.{name}"] = [int(each) for each in scaled] if is_list else int(scaled[0])

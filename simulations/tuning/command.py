@@ -14,15 +14,15 @@ from simulations.options import ConfigArgument, JsonOption, SetOption, Stopped, 
 
 def search(
     config: ConfigArgument = None,
-    trials: Annotated[int, typer.Option(help="How many settings are tried; the first are the experiment's own.")] = 16,
+    trials: Annotated[int, typer.Option(help="Number of trials; the first uses the experiment's own settings.")] = 16,
     ranges: Annotated[
         list[str] | None,
         typer.Option(
             "--search",
             metavar="KEY=LOW..HIGH[:log]",
             help=(
-                "Where to look, in the place of a key's own range or besides; x0.1..x10:log is relative to the "
-                "experiment's value, KEY=V,V,... are values, KEY=V holds one.  May be repeated."
+                "Search space of a key, replacing its default or adding the key: x0.1..x10:log (relative to "
+                "the experiment's value), KEY=V,V,... (choices), or KEY=V (fixed). Repeatable."
             ),
         ),
     ] = None,
@@ -31,23 +31,24 @@ def search(
         typer.Option(
             metavar="SETTING,...",
             help=(
-                "Learn these by gradients as well, as 'fedsign tune learn' does, for as much compute as the search has."
+                "Also learn these settings by gradients, as 'fedsign tune learn' does, with the search's "
+                "compute budget."
             ),
             show_default=False,
         ),
     ] = None,
-    learn_rounds: Annotated[
-        int, typer.Option(min=0, help="Rounds of each step of the gradients; with 0, the experiment's.")
-    ] = 0,
-    learn_lr: Annotated[float, typer.Option(min=0, help="Of Adam, which moves the settings' logarithms, about.")] = 0.1,
+    learn_rounds: Annotated[int, typer.Option(min=0, help="Rounds per hypergradient step; 0: the experiment's.")] = 0,
+    learn_lr: Annotated[
+        float, typer.Option(min=0, help="Learning rate of Adam on the (approximate) logarithms of the settings.")
+    ] = 0.1,
     learn_method: Annotated[
-        str, typer.Option(help="How gradients through the rounds are found: fedsign list hypergradients.")
+        str, typer.Option(help="Hypergradient method (see fedsign list hypergradients).")
     ] = "forward_exact",
     seeds: Annotated[
         str | None,
         typer.Option(
             metavar="N",
-            help="With how many seeds what was found is trained again, 5 without it; or which, such as 0,3,7.",
+            help="Number of seeds for retraining the best settings, or a list such as 0,3,7; default: 5.",
             show_default=False,
         ),
     ] = None,
@@ -56,13 +57,14 @@ def search(
     overrides: SetOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder; without it, tuning/NAME-search. What it holds is not played again."),
+        typer.Option(help="Output folder; default: tuning/NAME-search. Finished runs in it are reused."),
     ] = None,
     extend: Annotated[
-        bool, typer.Option("--extend", help="Take this search where --out holds another; runs of both are kept.")
+        bool,
+        typer.Option("--extend", help="Accept a search that differs from the one in --out; runs of both are kept."),
     ] = False,
     toml: Annotated[
-        bool, typer.Option("--toml", help="Print the experiment with the best settings found, and no more.")
+        bool, typer.Option("--toml", help="Print only the experiment with the best settings, as TOML.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -79,7 +81,7 @@ def search(
     from simulations.tuning.searching import Asked, tune
 
     if toml and json:
-        raise ConfigError("--toml and --json were both given; expected is one of them.")
+        raise ConfigError("--toml and --json were both given; expected one of them.")
     if beside_learn is None and (learn_rounds, learn_lr, learn_method) != (0, 0.1, "forward_exact"):
         raise ConfigError("--learn-... was given without --beside-learn; add --beside-learn client.lr, for one.")
     experiment = configs.load(config, overrides or [])
@@ -99,7 +101,7 @@ def search(
     try:
         done = tune(experiment, asked, folder, workers=workers, extend=extend)
     except KeyboardInterrupt:
-        raise Stopped("stopped; what was played is kept, and the same command goes on.") from None
+        raise Stopped("stopped; finished runs are kept; repeat the command to continue.") from None
     if toml:
         typer.echo((folder / "found.toml").read_text(encoding="utf-8"), nl=False)
         return

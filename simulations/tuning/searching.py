@@ -58,7 +58,7 @@ def tune(
         FedSignError: something cannot be searched, learned or played.
     """
     if asked.trials < 1:
-        raise ConfigError(f"--trials {asked.trials} was given, but expected is 1 or more, such as --trials 16.")
+        raise ConfigError(f"--trials {asked.trials} was given, but expected 1 or more, such as --trials 16.")
     check_seeds(asked.seeds)
     check_tuning_seeds(asked.tuning_seeds, asked.seeds)
     check_search(asked.ranges, [config.strategy.name])

@@ -60,7 +60,7 @@ RULES: tuple[Rule[Experiment], ...] = (
     Rule(_idle, "{found}"),
     Rule(
         lambda its: next((f"{given:g}" for _, given in _values(its, "fraction_train") if not 0 < given <= 1), ""),
-        "strategy.fraction_train={found} was given, but expected is a fraction above 0 and at most 1",
+        "strategy.fraction_train={found} was given, but expected a fraction above 0 and at most 1",
         "leave it out and set server.cohort_size",
     ),
     Rule(

@@ -101,7 +101,7 @@ def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> No
     [
         (["--set", "method.name=fg3u"], "fg2u"),
         (["--set", "inner.dept=3"], "Did you mean 'depth'"),
-        (["--set", "data.name=synthetic"], "expected are images"),
+        (["--set", "data.name=synthetic"], "expected images"),
         (
             ["--set", "network.kind=conv", "--set", "image_size=16", "--set", "network.num_blocks=4"],
             "network.num_blocks=4",

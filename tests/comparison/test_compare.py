@@ -371,7 +371,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.splitlines()[-1] == "stopped; go on with: fedsign compare --resume there"
+    assert said.splitlines()[-1] == "stopped; resume with: fedsign compare --resume there"
     assert workers and not any(map(is_running, workers))
     done = fedsign("compare", "--resume", "there", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -395,7 +395,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
         ({"grid": {"partition.alpha": []}}, "grid: 'partition.alpha' has no values"),
         ({"grid": {"partition.alpha": 0.1}}, "grid: 'partition.alpha' has no values"),
         ({"grid": {"partition.alpha": [0.1, 0.1]}}, "value of partition.alpha '0.1' was given 2 times"),
-        ({"grid": {"client.lr": [0.1 + 0j]}}, "grid: 'client.lr' was given [(0.1+0j)]; expected are plain numbers"),
+        ({"grid": {"client.lr": [0.1 + 0j]}}, "grid: 'client.lr' was given [(0.1+0j)]; expected plain numbers"),
         ({"grid": [1]}, "grid=[1] was given"),
         ({"by": {"strategy.gama": [0.1]}}, "Did you mean 'gamma'?"),
         ({"by": {"fedsign:strategy.gamma": [0.1]}}, "a condition is for all strategies"),
@@ -408,19 +408,19 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
         ({"by": {"seed": [1, 2]}}, "'seed' cannot be given to --by of a comparison: give the seeds with --seeds"),
         ({"by": "client.lr"}, "by='client.lr' was given"),
         ({"settings": {1: 2}}, "settings={1: 2} was given"),
-        ({"strategies": "fedavg"}, "strategies='fedavg' was given, but expected is a list of names"),
-        ({"strategies": [1]}, "strategies=[1] was given, but expected is a list of names"),
-        ({"seeds": 1.5}, "seeds=1.5 was given, but expected is how many"),
+        ({"strategies": "fedavg"}, "strategies='fedavg' was given, but expected a list of names"),
+        ({"strategies": [1]}, "strategies=[1] was given, but expected a list of names"),
+        ({"seeds": 1.5}, "seeds=1.5 was given, but expected how many"),
         ({"seeds": True}, "seeds=True was given"),
         ({"seeds": "5"}, "seeds='5' was given"),
         ({"seeds": [0, 1.5]}, "seeds=[0, 1.5] was given"),
-        ({"seeds": 99_999_999_999}, "99999999999 seeds were given, but expected are 10000 at most"),
-        ({"target": "x"}, "target='x' was given, but expected is a number"),
-        ({"validation_fraction": "a"}, "validation_fraction='a' was given, but expected is a number"),
-        ({"workers": 1.5}, "workers=1.5 was given, but expected is a whole number"),
+        ({"seeds": 99_999_999_999}, "99999999999 seeds were given, but expected 10000 at most"),
+        ({"target": "x"}, "target='x' was given, but expected a number"),
+        ({"validation_fraction": "a"}, "validation_fraction='a' was given, but expected a number"),
+        ({"workers": 1.5}, "workers=1.5 was given, but expected a whole number"),
         ({"reference": 3}, "reference=3 was given"),
         ({"out": 3}, "out=3 was given"),
-        ({"experiment": "x.toml"}, "the experiment 'x.toml' was given, but expected is a configuration"),
+        ({"experiment": "x.toml"}, "the experiment 'x.toml' was given, but expected a configuration"),
         (
             {"strategies": ["fedavg", "scaffold"], "grid": {"client.optimizer.name": ["sgd", "adamw"]}},
             "use client.optimizer.name=sgd",
@@ -438,7 +438,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
         ({"validation_fraction": 1.0}, "a validation fraction of 1.0 was given"),
         ({"validation_fraction": 0, "grid": {"client.lr": [0.1, 0.2]}}, "a validation fraction of 0 was given"),
         ({"workers": 0}, "workers=0 was given"),
-        ({"workers": 2, "settings": {"engine.name": "superlink"}}, "expected is 1"),
+        ({"workers": 2, "settings": {"engine.name": "superlink"}}, "expected 1"),
         ({"out": "file"}, "file is there and is no comparison"),
         ({"name": "a b"}, "name='a b' was given"),
         ({"settings": {"data.name": "mnist", "data.root": "/no/such"}}, "/no/such"),
@@ -607,7 +607,7 @@ def test_a_check_shares_only_data_and_splits_that_would_be_the_same(
 
 @pytest.mark.parametrize("given", ["x.toml", 3, ["a"]])
 def test_an_experiment_that_is_none_is_a_sentence(pair: Comparison, given: Any) -> None:
-    said = "expected is a configuration or a dictionary of changes"
+    said = "expected a configuration or a dictionary of changes"
     with pytest.raises(ConfigError, match=said):
         run(given)
     with pytest.raises(ConfigError, match=said):

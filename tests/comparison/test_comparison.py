@@ -318,8 +318,8 @@ def test_the_terminal_says_of_how_many_seeds_a_mean_is(on_disk: Comparison, caps
     print_summary(on_disk, on_disk.summary())
     said = " ".join(capsys.readouterr().out.split())
     assert "FedSign 0.1500 (1 of 3 seeds)" in said and "> 1.5 (1 of 2)" in said
-    assert "all replies were refused [NaN]." in said and "1 cell failed; --retry-failed plays it again." in said
-    assert "1 of 6 cells is still to be played." in said and "mean of the last 3 rounds" in said
+    assert "all replies were refused [NaN]." in said and "1 cell failed; --retry-failed runs it again." in said
+    assert "1 of 6 cells is pending." in said and "mean of the last 3 rounds" in said
 
 
 def test_a_frame_has_a_row_for_each_condition_and_strategy(on_disk: Comparison) -> None:

@@ -197,7 +197,7 @@ def test_samples_beyond_what_a_client_has_are_its_own_failure() -> None:
         link = exchange(*results, max_examples=lambda partition: 5 if partition == 1 else 100)
         assert taken(link, cohort(0, 1, 2)) == [0, 2]
         (failure,) = link.traffic.failures
-        assert failure.partition == 1 and "num-examples=11; expected is 5 at most" in failure.reason
+        assert failure.partition == 1 and "num-examples=11; expected 5 at most" in failure.reason
 
 
 def test_a_stack_of_clients_that_all_diverged_is_no_reply() -> None:
@@ -222,7 +222,7 @@ def test_finite_values_are_taken_as_long_as_the_sum_of_their_squares_is_finite(v
     ("model", "said"),
     [
         ({"w": torch.zeros(2)}, r"missing \['mean'\]"),
-        ({"w": torch.zeros(3), "mean": torch.zeros(1)}, r"tensor 'w' is float32\[3\]; expected is float32\[2\]"),
+        ({"w": torch.zeros(3), "mean": torch.zeros(1)}, r"tensor 'w' is float32\[3\]; expected float32\[2\]"),
         ({"w": torch.zeros(2, dtype=torch.float64), "mean": torch.zeros(1)}, r"is float64\[2\]"),
     ],
 )

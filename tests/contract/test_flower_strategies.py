@@ -775,11 +775,11 @@ def waiting() -> Deferred:
     [
         (
             {"name": "flower_fedavg", "fraction_train": 0.0},
-            "fraction_train=0 was given, but expected is a fraction above 0",
+            "fraction_train=0 was given, but expected a fraction above 0",
         ),
         (
             {"name": "flower_fedavg", "fraction_train": 1.5},
-            "fraction_train=1.5 was given, but expected is a fraction above 0",
+            "fraction_train=1.5 was given, but expected a fraction above 0",
         ),
         ({"name": "flower_fedavg", "min_train_nodes": 8}, "min_train_nodes=8 exceeds server.cohort_size=7"),
         ({"name": "flower_fedavg", "min_available_nodes": 8}, "min_available_nodes=8 exceeds server.cohort_size=7"),

@@ -136,7 +136,7 @@ def tree(root: Path, strategy: type[Strategy] | str, **changes: Any) -> dict[str
     ("strategy", "said"),
     [
         (Twice, r"addressed the clients \[0, 0, 1\]"),
-        (Unknown, r"addressed the clients \[0, 99\]; expected are different ones from 0 to 5"),
+        (Unknown, r"addressed the clients \[0, 99\]; expected different ones from 0 to 5"),
         (Weightless, r"Weightless.weight gave 0.0 for client"),
         (Exploding, r"made NaN or infinite values of finite replies in round 1"),
         (Forgetful, r"made a model with other tensors in round 1: missing \['0.weight'\]"),
@@ -191,7 +191,7 @@ def test_an_objective_may_change_between_rounds_and_state_lasts_over_those_witho
 
 
 def test_a_strategy_that_is_none_leaves_no_empty_run_behind(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected is a subclass"):
+    with pytest.raises(ConfigError, match="expected a subclass"):
         run(tree(tmp_path, "collections:Counter"))
     with pytest.raises(ConfigError, match=r"min_train_nodes=2 exceeds server.cohort_size=1"):
         run(tree(tmp_path, "flower_fedavg", server={"cohort_size": 1}))

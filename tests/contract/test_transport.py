@@ -551,7 +551,7 @@ def test_a_key_is_a_file_of_its_owners_that_cannot_be_guessed(tmp_path: Path) ->
     file.chmod(0o600)
     assert read_key(str(file), is_loopback=False, **option) == KEY
     file.write_text("short")
-    with pytest.raises(ConfigError, match="holds 5 bytes; expected are 16 at least"):
+    with pytest.raises(ConfigError, match="holds 5 bytes; expected 16 at least"):
         read_key(str(file), is_loopback=False, **option)
     assert read_key("", is_loopback=True, **option) == b""
     with pytest.raises(ConfigError, match="--secret-file was not given, but machines join over a network; make a file"):

@@ -139,9 +139,9 @@ def test_what_cannot_be_coded_is_its_own_clients_failure(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"round": 2}, "is for round 2; expected is round 1"),
+        ({"round": 2}, "is for round 2; expected round 1"),
         ({"roles": {"w": Role.PARAMETER}}, "names other parameters and buffers"),
-        ({"num_examples": 0}, "counts num-examples=0; expected is 1 or more"),
+        ({"num_examples": 0}, "counts num-examples=0; expected 1 or more"),
     ],
 )
 def test_in_process_too_a_reply_counts_only_for_its_round_and_model(changes: dict[str, Any], said: str) -> None:

@@ -167,12 +167,12 @@ def test_a_pair_or_an_object_with_two_parts_is_a_data_set() -> None:
 
 @pytest.mark.parametrize("found", [WithTargets(), (WithTargets(),), (WithTargets(), 3), ("train", "test"), None, {}])
 def test_what_is_no_pair_of_datasets_is_refused(found: object) -> None:
-    with pytest.raises(DataError, match=r"data.name=mine gives a .*expected is a fedsign.data.base.Dataset, or a pair"):
+    with pytest.raises(DataError, match=r"data.name=mine gives a .*expected a fedsign.data.base.Dataset, or a pair"):
         checked_dataset(found, name="mine")
 
 
 def test_items_without_targets_are_refused() -> None:
-    with pytest.raises(DataError, match=r"an item of the torch Dataset is of type Tensor; expected is a tuple"):
+    with pytest.raises(DataError, match=r"an item of the torch Dataset is of type Tensor; expected a tuple"):
         from_torch(FEATURES, FEATURES)
 
 

@@ -431,5 +431,5 @@ def test_a_plain_sequence_of_indices_is_a_split_as_well() -> None:
     ],
 )
 def test_what_is_no_list_of_indices_is_refused(wrong: object, said: str) -> None:
-    with pytest.raises(DataError, match=f"partition.name=mine {said}.*; expected is one one-dimensional array"):
+    with pytest.raises(DataError, match=f"partition.name=mine {said}.*; expected one one-dimensional array"):
         split_of(wrong, name="mine")

@@ -164,7 +164,7 @@ def test_real_targets_have_no_label_skew_but_can_be_drawn_from_all_alike() -> No
 @pytest.mark.parametrize("setting", ["labels=uniform", "alpha=0", "samples_per_client=0", "max_samples=-1"])
 def test_settings_out_of_their_range_are_refused(setting: str) -> None:
     key, _, value = setting.partition("=")
-    with pytest.raises(ConfigError, match=rf"partition\.{key}=.*{value}.* was given, but expected is"):
+    with pytest.raises(ConfigError, match=rf"partition\.{key}=.*{value}.* was given, but expected"):
         from_dict({"partition": {"name": "virtual", key: value if key == "labels" else int(value)}})
 
 

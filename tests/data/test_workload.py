@@ -38,7 +38,7 @@ def test_a_good_data_set_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ((1, 2), "gives a tuple; expected is a fedsign.data.base.Dataset"),
+        ((1, 2), "gives a tuple; expected a fedsign.data.base.Dataset"),
         (
             dataset(test=Samples(features=torch.zeros(0, 3), targets=torch.zeros(0))),
             "test data with 0 features and 0 targets",
@@ -47,7 +47,7 @@ def test_a_good_data_set_is_taken_as_it_is() -> None:
             dataset(Samples(features=torch.zeros(3, 2), targets=torch.zeros(2))),
             "training data with 3 features and 2 targets",
         ),
-        (dataset(samples(features=torch.zeros(4, 3, dtype=torch.uint8))), "torch.uint8; expected is float32"),
+        (dataset(samples(features=torch.zeros(4, 3, dtype=torch.uint8))), "torch.uint8; expected float32"),
         (dataset(samples(features=torch.tensor([[1.0], [2.0], [torch.nan], [3.0]]))), "training features that are NaN"),
         (dataset(test=samples(features=torch.full((4, 3), torch.inf))), "test features that are NaN or infinite"),
         (

@@ -173,7 +173,7 @@ def test_status_shows_the_runs_the_sites_and_who_is_waited_for(
     assert (b["partition"], b["versions"], b["last seen"]) == (1, "torch 1.0 where the server has 2.0", None)
 
     (interrupted,) = status_of(federation)["runs"]
-    assert interrupted["phase"] == f"interrupted; go on with: fedsign run --resume {run.path}"
+    assert interrupted["phase"] == f"interrupted; resume with: fedsign run --resume {run.path}"
     run.write_json("outcome.json", {"status": "finished"})
     assert status_of(federation)["runs"] == []
     forget_over(federation)

@@ -290,11 +290,11 @@ def with_a_large_header(message: Message) -> Message:
 
 
 IMPOSTORS: dict[str, tuple[Callable[[Message], Message], str]] = {
-    "another partition's reply": (reply_with(partition=0), "is for partition 0; expected is partition 1"),
-    "a reply of another round": (reply_with(round=2), "is for round 2; expected is round 3"),
-    "10^12 samples": (reply_with(num_examples=10**12), "num-examples=1000000000000; expected is 50 at most"),
-    "2^62 samples": (reply_with(num_examples=2**62), f"num-examples={2**62}; expected is 50 at most"),
-    "-1 samples": (reply_with(num_examples=-1), "num-examples=-1; expected is 1 or more"),
+    "another partition's reply": (reply_with(partition=0), "is for partition 0; expected partition 1"),
+    "a reply of another round": (reply_with(round=2), "is for round 2; expected round 3"),
+    "10^12 samples": (reply_with(num_examples=10**12), "num-examples=1000000000000; expected 50 at most"),
+    "2^62 samples": (reply_with(num_examples=2**62), f"num-examples={2**62}; expected 50 at most"),
+    "-1 samples": (reply_with(num_examples=-1), "num-examples=-1; expected 1 or more"),
     "a NaN loss": (reply_with(metrics={"train-loss": nan}), "metric 'train-loss' is nan"),
     "an infinite metric": (reply_with(metrics={"other": inf}), "metric 'other' is inf"),
     "finite, but too large": (reply_with(tensors={**MODEL, "weight": MODEL["weight"] + 1e37}), "holds values beyond"),

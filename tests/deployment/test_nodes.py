@@ -148,7 +148,7 @@ def test_a_sites_folder_has_no_part_in_its_name(roots: list[str], tmp_path: Path
     [
         ({"data-root": ""}, r"site \d has no data here; start its node with --node-config 'data-root="),
         ({"data-root": "/nowhere"}, r"site 'clinic \d': there is nothing at /nowhere; correct the node's data-root"),
-        ({"share-details": "no"}, r"share-details=no was given, but expected is true or false"),
+        ({"share-details": "no"}, r"share-details=no was given, but expected true or false"),
     ],
 )
 def test_a_node_that_cannot_take_part_says_so_at_the_roll_call(
@@ -195,7 +195,7 @@ def test_a_kit_tells_that_its_site_shares_details_only_if_the_site_says_so(
     (tmp_path / "site.toml").write_text(
         f"share_details = 'no'\n{tomli_w.dumps({'federation': facts})}", encoding="utf-8"
     )
-    with pytest.raises(ConfigError, match=r"share_details = 'no'; expected is true or false"):
+    with pytest.raises(ConfigError, match=r"share_details = 'no'; expected true or false"):
         open_kit(tmp_path)
 
 
@@ -219,7 +219,7 @@ def test_a_kit_says_on_which_machines_its_sites_ranks_are(tmp_path: Path) -> Non
     )
     with pytest.raises(
         ConfigError,
-        match=r"sharding = {'ranks': 2}; expected is a table of machines, listen, secret_file, insecure_network",
+        match=r"sharding = {'ranks': 2}; expected a table of machines, listen, secret_file, insecure_network",
     ):
         open_kit(tmp_path)
 
@@ -366,7 +366,7 @@ def test_an_evaluate_reply_survives_the_wire_with_values_that_are_not_finite(roo
         evaluation.unpack_reply(none, request, most=100)
     for counts in ("num_test", "num_train", "num_validation"):
         many = Message(evaluation.pack_reply(replace(odd, **{counts: 101}), _request_message()).content, 2, "evaluate")
-        with pytest.raises(ReplyError, match="expected are 100 of each at most"):
+        with pytest.raises(ReplyError, match="expected 100 of each at most"):
             evaluation.unpack_reply(many, request, most=100)
 
 

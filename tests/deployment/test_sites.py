@@ -299,7 +299,7 @@ def test_a_class_that_a_site_lacks_is_fine(roots: list[str], tmp_path: Path) -> 
             r"site 'clinic 0': .*data\.npz has the class 1, but data\.class_names names 1",
         ),
         ({"partition": {"input_shape": []}}, r"the server cannot see the shape of the sites' samples; say it"),
-        ({"partition": {"input_shape": [7]}}, r"site 'clinic 0': the data in .* of the shape \[5\]; expected is \[7\]"),
+        ({"partition": {"input_shape": [7]}}, r"site 'clinic 0': the data in .* of the shape \[5\]; expected \[7\]"),
         ({"partition": {"num_clients": 4}}, r"site 3 of partition\.num_clients=4 has no data here"),
         ({"partition": {"num_clients": 2}}, r"partition\.roots holds 3 entries for partition\.num_clients=2 sites"),
         ({"partition": {"names": ["a"]}}, r"partition\.names holds 1 entries"),
@@ -374,7 +374,7 @@ def unnamed(seed: int, *, root: str = ".", class_names: tuple[str, ...] = ()) ->
 
 
 def test_a_reader_that_goes_its_own_way_with_classes_is_refused(roots: list[str], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"site 'clinic 0': the data in .* have the classes \['0', '1'\]; expected are"):
+    with pytest.raises(DataError, match=r"site 'clinic 0': the data in .* have the classes \['0', '1'\]; expected"):
         run(tree(tmp_path, roots, data={"name": f"{__name__}:unnamed", "class_names": CLASS_NAMES}))
 
 

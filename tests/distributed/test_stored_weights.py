@@ -123,7 +123,7 @@ def test_weights_of_another_model_are_refused_on_every_rank(tmp_path: Path) -> N
     for said in on_ranks(4, refused, path, folder=tmp_path):
         assert "has 'embedding.weight' as [3, 2], but the model has it as [10, 64]" in said
     for said in on_ranks(4, refused, tmp_path / "nothing", folder=tmp_path / "2"):
-        assert "expected is a .safetensors file, or a folder with some" in said
+        assert "expected a .safetensors file, or a folder with some" in said
 
 
 def no_weights() -> str:

@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_with_the_command_that_goes_on(tmp_path: Path) -> None:
         process.wait()
     (run,) = tmp_path.glob("runs/*/*")
     assert process.returncode == 130, stderr
-    assert stderr == f"stopped; go on with: fedsign run --resume {run.relative_to(tmp_path)}\n"
+    assert stderr == f"stopped; resume with: fedsign run --resume {run.relative_to(tmp_path)}\n"
     played = len((run / "rounds.jsonl").read_text().splitlines())
     resumed = fedsign(*shlex.split(stderr)[5:], *settings(rounds=played + 1), folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -163,7 +163,7 @@ def test_an_unexpected_exception_is_one_line_unless_its_place_is_asked_for(
 ) -> None:
     assert left_with(ZeroDivisionError("by [zero]\nand more"), monkeypatch) == 1
     assert capsys.readouterr().err == (
-        "Error: unexpected ZeroDivisionError: by [zero]; this is a defect of FedSign or of your own module: rerun with "
+        "Error: unexpected ZeroDivisionError: by [zero]; this is a bug in FedSign or in your own module: rerun with "
         "FEDSIGN_TRACEBACK=1 to see where\n"
     )
     monkeypatch.setenv("FEDSIGN_TRACEBACK", "1")

@@ -202,4 +202,4 @@ def test_a_client_that_is_not_there_is_refused_in_a_sentence(user_folder: Path, 
     name = f"unknown-{engine}"
     done = fedsign("run", *experiment(user_folder, name, "Unknown", rounds=1, **ENGINES[engine]), folder=user_folder)
     assert done.returncode == 1
-    assert "the strategy addressed the clients [0, 99]; expected are different ones from 0 to 3" in done.stderr
+    assert "the strategy addressed the clients [0, 99]; expected different ones from 0 to 3" in done.stderr

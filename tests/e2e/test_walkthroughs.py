@@ -1,7 +1,7 @@
-"""docs/contributing: each walk-through is played, word for word, in a copy of the repository.
+"""docs/contributing: each walk-through is executed, word for word, in a copy of the repository.
 
-A block with a title is a file: the whole of a new one, or, as `diff`, an edit.  A `bash` block is typed into a shell; the `text` block
-after it is what it prints.
+A block with a title is a file: the whole of a new one, or, as `diff`, an edit.  A `bash` block is run in a shell; the
+`text` block after it is its output.
 """
 
 import os

@@ -90,7 +90,7 @@ def test_the_trajectory_of_a_run_begins_at_its_start_and_ends_at_its_model(train
         assert row["error"] == pytest.approx(1 - line["accuracy"])
     assert 0.5 < sum(found["facts"]["explained"]) <= 1
     assert 'alt="Test loss over the plane of the two principal directions' in (folder / "report.html").read_text()
-    assert "expected are 4 or more to draw its path; run it again with --set results.checkpoint_every=1" in refused(
+    assert "expected 4 or more to draw its path; run it again with --set results.checkpoint_every=1" in refused(
         "trajectory", trained[1].path
     )
     assert "has no path behind it" in refused("trajectory", folder / "model.safetensors")
@@ -130,7 +130,7 @@ def test_a_checkpoint_and_a_file_of_weights_are_looked_at_as_the_run_is(trained:
     [
         (["--directions", "gausian"], "direction 'gausian' is not known. Did you mean 'gaussian'?"),
         (["--scaling", "norms"], "--scaling=norms was given. Did you mean 'norm'?"),
-        (["--scales", "1,x"], "--scales 1,x was given, but expected are numbers"),
+        (["--scales", "1,x"], "--scales 1,x was given, but expected numbers"),
         (["--scales", "0"], "numbers above 0"),
         (["--points", "10"], "0 being one"),
         (["--signs", "2"], "from 0 to 1"),

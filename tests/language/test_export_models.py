@@ -71,11 +71,9 @@ def test_a_model_of_transformers_is_written_as_it_came(name: str, tmp_path: Path
 
 def test_a_decoder_that_transformers_does_not_know_is_a_sentence() -> None:
     for settings in ({"positions": "rotary"}, {"num_kv_heads": 2}, {**LLAMA, "activation": "gelu"}):
-        with pytest.raises(
-            ConfigError, match=r"knows no decoder with model\.positions=.*; expected is rotary, rms_norm"
-        ):
+        with pytest.raises(ConfigError, match=r"knows no decoder with model\.positions=.*; expected rotary, rms_norm"):
             network_of(build(**settings), end_id=0)
-    with pytest.raises(ConfigError, match=r"was asked of a Linear; expected is a language model"):
+    with pytest.raises(ConfigError, match=r"was asked of a Linear; expected a language model"):
         network_of(nn.Linear(2, 2), end_id=0)
 
 

@@ -191,11 +191,11 @@ def test_stacks_of_clients_refuse_a_loss_that_is_no_mean_of_samples() -> None:
         ({"name": "mlp"}, r"model.name=mlp was given tokens of the shape \[1, 6\], for which it raises RuntimeError"),
         (
             {"name": f"{HERE}:LastToken"},
-            r"for which it gives outputs of the shape \[1, 5\]; expected are logits \[1, 6, 5\]",
+            r"for which it gives outputs of the shape \[1, 5\]; expected logits \[1, 6, 5\]",
         ),
         (
             {"name": f"{HERE}:TooFew"},
-            r"for which it gives outputs of the shape \[1, 6, 4\]; expected are logits \[1, 6, 5\]",
+            r"for which it gives outputs of the shape \[1, 6, 4\]; expected logits \[1, 6, 5\]",
         ),
     ],
 )

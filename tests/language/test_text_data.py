@@ -97,7 +97,7 @@ def test_one_part_without_the_other_is_told_of(there: str, missing: str, tmp_pat
 
 
 def test_a_folder_without_texts_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no file .txt in .*; expected is a text a file"):
+    with pytest.raises(DataError, match=r"there is no file .txt in .*; expected a text a file"):
         text_folder(0, root=str(tmp_path))
 
 
@@ -129,7 +129,7 @@ def test_a_tokenizers_special_tokens_are_its_own(tokenizer_folder: str) -> None:
 
 
 def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data.tokenizer=bytes was given, .* expected is byte, character, or a folder"):
+    with pytest.raises(DataError, match=r"data.tokenizer=bytes was given, .* expected byte, character, or a folder"):
         text_folder(0, root=make_text(tmp_path), tokenizer="bytes")
     with pytest.raises(DataError, match=r"has no end token"):
         HuggingFace(save_tokenizer(tmp_path / "endless", end=None))
@@ -218,13 +218,13 @@ def test_a_template_that_cannot_tell_answers_apart_is_said(tmp_path: Path, templ
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("7", "line 2 of .* is 7; expected is an example in braces"),
+        ("7", "line 2 of .* is 7; expected an example in braces"),
         ("{", "line 2 of .* is not JSON"),
-        ('{"question": "a"}', "line 2 of .* has the keys question; expected are instruction"),
-        ('{"instruction": "a", "output": 3}', "line 2 of .* has output='3'; expected is a text"),
+        ('{"question": "a"}', "line 2 of .* has the keys question; expected instruction"),
+        ('{"instruction": "a", "output": 3}', "line 2 of .* has output='3'; expected a text"),
         ('{"instruction": "a"}', "line 2 of .* has no output"),
         ('{"messages": "a"}', "line 2 of .* has messages of type str"),
-        ('{"messages": [{"role": "tool", "content": "a"}]}', r"line 2 of .* has the message .* expected is a role"),
+        ('{"messages": [{"role": "tool", "content": "a"}]}', r"line 2 of .* has the message .* expected a role"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "line 2 of .* none is the assistant's"),
     ],
 )

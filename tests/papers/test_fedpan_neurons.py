@@ -226,5 +226,5 @@ def test_a_block_whose_order_cannot_be_told_is_a_sentence() -> None:
 def test_a_mode_that_is_neither_is_a_sentence() -> None:
     model = build("mlp", (64,))
     attach(model, mode="times", amplitude=0.1, period=1.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="mode='times' was given; expected is add or mul"):
+    with pytest.raises(ConfigError, match="mode='times' was given; expected add or mul"):
         model(samples(1, 64))

@@ -199,7 +199,7 @@ def test_hooks_of_a_step_are_called_once_a_step() -> None:
 
 @pytest.mark.parametrize("drawn", [[6], [-1, 2], [0, 17]])
 def test_blocks_that_are_not_there_cannot_be_drawn(drawn: list[int]) -> None:
-    with pytest.raises(ConfigError, match="expected are numbers from 0 to 5"):
+    with pytest.raises(ConfigError, match="expected numbers from 0 to 5"):
         LISA(tower(), draw=lambda index: drawn)
 
 

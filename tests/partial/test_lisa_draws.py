@@ -84,7 +84,7 @@ def test_a_draw_has_so_many_different_blocks_whatever_the_weights(
 @pytest.mark.parametrize(
     ("num_sampled", "weights", "sentence"),
     [
-        (5, (), "has 4 blocks; expected is 0 to 4"),
+        (5, (), "has 4 blocks; expected 0 to 4"),
         (2, (1.0, 2.0), "one number of at least 0 for each"),
         (2, (1.0, 2.0, 3.0, -1.0), "one number of at least 0 for each"),
         (2, (1.0, 0.0, 0.0, 0.0), "fewer of the weights are above 0"),

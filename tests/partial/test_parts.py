@@ -223,11 +223,11 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ({"first": torch.zeros(SIZE)}, r"missing \['mean'\], unknown \[\]; expected are all buffers"),
+        ({"first": torch.zeros(SIZE)}, r"missing \['mean'\], unknown \[\]; expected all buffers"),
         ({"first": torch.zeros(SIZE), "mean": torch.zeros(SIZE), "x": torch.zeros(1)}, r"unknown \['x'\]"),
         ({"mean": torch.zeros(SIZE)}, "holds no parameter"),
         ({}, r"missing \['mean'\]"),
-        ({"first": torch.zeros(3), "mean": torch.zeros(SIZE)}, r"is float32\[3\]; expected is float32\[5\]"),
+        ({"first": torch.zeros(3), "mean": torch.zeros(SIZE)}, r"is float32\[3\]; expected float32\[5\]"),
         ({"first": torch.full([SIZE], torch.nan), "mean": torch.zeros(SIZE)}, "'first' holds NaN"),
     ],
 )

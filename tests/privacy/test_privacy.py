@@ -74,7 +74,7 @@ def test_what_is_no_secret_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"secret_file=.* cannot be read"):
         open_secret(tmp_path, given=str(tmp_path / "nothing"))
     (tmp_path / "short").write_bytes(b"abc")
-    with pytest.raises(ConfigError, match="holds 3 bytes; expected are 32"):
+    with pytest.raises(ConfigError, match="holds 3 bytes; expected 32"):
         open_secret(tmp_path, given=str(tmp_path / "short"))
     with pytest.raises(ResumeError, match=r"privacy\.key is missing"):
         open_secret(tmp_path, expected=True)
@@ -312,7 +312,7 @@ def test_without_a_value_the_count_takes_a_twentieth_of_the_cohort_or_the_multip
     rule = adaptive(noise_multiplier=1.0)
     assert rule.update_multiplier(200) == pytest.approx((1 - 1 / 20**2) ** -0.5)  # s = 10
     assert rule.update_multiplier(10) == pytest.approx((1 - 1 / 4) ** -0.5)  # s = 1
-    with pytest.raises(ConfigError, match="expected is more than half of that"):
+    with pytest.raises(ConfigError, match="expected more than half of that"):
         adaptive(noise_multiplier=1.0, count_noise_stddev=0.5).check(cohort_size=10)
 
 

@@ -340,8 +340,8 @@ def test_what_cannot_be_private_is_refused_before_the_run(
     [
         ({**CENTRAL, "delta": 0.2}, {}, r"privacy\.delta=0\.2 was given for 6 clients"),
         ({"name": "central"}, {}, r"'privacy\.clip_norm' has no default"),
-        ({**CENTRAL, "clip_norm": 0}, {}, r"privacy\.clip_norm=0 was given, but expected is greater than 0"),
-        ({"name": "collections:Counter"}, {}, "expected is a Central or a Local"),
+        ({**CENTRAL, "clip_norm": 0}, {}, r"privacy\.clip_norm=0 was given, but expected greater than 0"),
+        ({"name": "collections:Counter"}, {}, "expected a Central or a Local"),
         ({**ADAPTIVE, "count_noise_stddev": 0.4}, {}, r"count_noise_stddev=0\.4 was given with .*multiplier=1;"),
         (CENTRAL, {"results": {"signs": True}}, r"set results\.signs=false"),
     ],

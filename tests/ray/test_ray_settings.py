@@ -16,9 +16,9 @@ pytest.importorskip("ray")
     [
         ({"init_args": {"num_cpu": 2}}, "Did you mean 'num_cpus'?"),
         ({"init_args": {"_temp_dri": "/scratch"}}, "Did you mean '_temp_dir'?"),
-        ({"init_args": {"address": "auto"}}, "expected is engine.address=auto"),
+        ({"init_args": {"address": "auto"}}, "expected engine.address=auto"),
         ({"client_resources": {"numcpus": 2}}, "which Ray does not take for an actor (Invalid option keyword numcpus"),
-        ({"client_resources": {"num_gpus": 0.5}}, "expected is engine.gpus_per_client=0.5"),
+        ({"client_resources": {"num_gpus": 0.5}}, "expected engine.gpus_per_client=0.5"),
     ],
 )
 def test_what_ray_does_not_take_is_refused(given: dict[str, Any], said: str) -> None:

@@ -142,7 +142,7 @@ def test_a_malicious_client_holds_to_no_privacy_of_its_own(tmp_path: Path) -> No
 
 
 def test_a_fraction_is_at_most_one_and_an_attack_is_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"attack\.fraction=1\.5 was given, but expected is less than or equal to 1"):
+    with pytest.raises(ConfigError, match=r"attack\.fraction=1\.5 was given, but expected less than or equal to 1"):
         attacked(tmp_path, "fedavg", attack={"name": "scale", "fraction": 1.5})
     with pytest.raises(ConfigError, match="attack 'sign' is not known"):
         attacked(tmp_path, "fedavg", attack={"name": "sign"})

@@ -16,7 +16,7 @@ from strategies.base import Aggregate, Strategy
 from strategies.feddyn import FedDyn
 
 if (code := os.environ.get("SAME_NUMBERS_CODE")) and not Path(str(fedsign.__file__)).is_relative_to(code):
-    raise ImportError(f"a process of an engine imports {fedsign.__file__}; expected is a folder below {code}.")
+    raise ImportError(f"a process of an engine imports {fedsign.__file__}; expected a folder below {code}.")
 
 
 class AnchorLoss(Objective):

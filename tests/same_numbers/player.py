@@ -54,7 +54,7 @@ def _check_origin(code: Path) -> None:
     for package in PACKAGES:
         found = Path(str(import_module(package).__file__))
         if not found.is_relative_to(code):
-            raise SystemExit(f"{package} was imported from {found}; expected is a folder below {code}.")
+            raise SystemExit(f"{package} was imported from {found}; expected a folder below {code}.")
 
 
 def _guarded(file: Path, folder: Path) -> int:

@@ -235,7 +235,7 @@ def test_a_port_that_is_taken_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     "text", ["node01", "node01:", ":29400", "node01:0", "node01:65536", "node01:29x", "::1:29400", ""]
 )
 def test_what_is_no_address_is_a_sentence(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"^--join={text} was given; expected is HOST:PORT"):
+    with pytest.raises(ConfigError, match=f"^--join={text} was given; expected HOST:PORT"):
         Address.of(text, given_as="--join")
 
 

@@ -367,7 +367,7 @@ def test_auto_says_what_the_least_is(tmp_path: Path) -> None:
         ),
         (
             {"ranks": 2, "groups": 2, "machines": 2, "listen": "a"},
-            "client.sharding.listen=a was given; expected is HOST:PORT",
+            "client.sharding.listen=a was given; expected HOST:PORT",
         ),
     ],
 )

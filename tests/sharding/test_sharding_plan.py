@@ -276,17 +276,17 @@ def asked(**changed: Any) -> Asked:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"memory": "80"}, "--memory 80 was given; expected is a number above 0 with a unit"),
+        ({"memory": "80"}, "--memory 80 was given; expected a number above 0 with a unit"),
         ({"inter": "80GB"}, "--inter 80GB was given"),
-        ({"trainable": "2"}, "--trainable 2 was given; expected is a fraction above 0 and at most 1"),
+        ({"trainable": "2"}, "--trainable 2 was given; expected a fraction above 0 and at most 1"),
         ({"trainable": "1/0"}, "--trainable 1/0 was given"),
         ({"per_group": 5}, "32 ranks were given in groups of 5"),
         ({"accumulate": 0}, "accumulate=0 was given"),
         ({"t_comp": -1.0}, "--t-comp -1 was given"),
         ({"params": 0.0}, "--params 0 was given"),
-        ({"link": "node"}, "--link node was given; expected is one of rank, group"),
-        ({"collectives": "nccl"}, "--collectives nccl was given; expected is one of flat, two-level"),
-        ({"candidates": "best"}, "--candidates best was given; expected is one of all, paper"),
+        ({"link": "node"}, "--link node was given; expected one of rank, group"),
+        ({"collectives": "nccl"}, "--collectives nccl was given; expected one of flat, two-level"),
+        ({"candidates": "best"}, "--candidates best was given; expected one of all, paper"),
     ],
 )
 def test_an_option_without_meaning_is_an_error_that_says_what_is_expected(changed: dict[str, Any], said: str) -> None:

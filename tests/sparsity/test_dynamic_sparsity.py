@@ -362,7 +362,7 @@ def no_rule() -> Any:
         ({"parameterisation": {"name": "none"}}, "no masks to change"),
         ({"sparsity": {"name": "gmp", "last_step": 5, "initial_density": 0.125}}, "raise it, or lower"),
         ({"sparsity": {"name": "gmp", "last_step": 300, "initial_density": 0.125}}, "is below a density of 0.25"),
-        ({"sparsity": {"name": f"{__name__}:no_rule"}}, "expected is a MaskRule"),
+        ({"sparsity": {"name": f"{__name__}:no_rule"}}, "expected a MaskRule"),
     ],
 )
 def test_what_does_not_go_with_changing_masks_is_refused(changes: dict[str, Any], said: str) -> None:

@@ -109,7 +109,7 @@ def test_a_configuration_says_how_masks_are_drawn_and_without_it_they_are_bernou
 
 
 def test_a_draw_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"sparsity\.draw='exakt' was given, but expected is 'bernoulli' or 'exact'"):
+    with pytest.raises(ConfigError, match=r"sparsity\.draw='exakt' was given, but expected 'bernoulli' or 'exact'"):
         from_dict({**BASE, "sparsity": {"draw": "exakt"}})
 
 

@@ -96,7 +96,7 @@ def test_values_are_listed_or_doubled() -> None:
 
 @pytest.mark.parametrize("text", ["a", "2^-1..", "..2", "2..1", "0..1", "1..2..3", "2^x", "1,nan", "inf"])
 def test_values_that_are_none_are_a_sentence(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--values .* expected are numbers"):
+    with pytest.raises(ConfigError, match=r"--values .* expected numbers"):
         values_of(text)
 
 

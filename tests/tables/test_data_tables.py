@@ -301,10 +301,10 @@ def test_arrays_of_images_in_bytes_become_fractions_with_channels_first(tmp_path
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"images": [1]}, "holds the arrays images; expected are x_train"),
+        ({"images": [1]}, "holds the arrays images; expected x_train"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(2)}, r"x of the shape \[3, 2\] and y of \[2\]"),
         ({"x": np.zeros(3), "y": np.zeros(3)}, "one sample a row"),
-        ({"x": np.zeros((3, 1)), "y": np.array(["a", "b", "c"])}, "expected are numbers"),
+        ({"x": np.zeros((3, 1)), "y": np.array(["a", "b", "c"])}, "expected numbers"),
         ({"x": np.zeros((3, 1)), "y": np.zeros(3), "owners": np.zeros(2, int)}, "one sample a row"),
         ({"x": np.array([object()]), "y": np.zeros(1)}, "cannot be read as .npz"),
     ],

@@ -196,7 +196,7 @@ def test_local_steps_alone_replace_the_epochs() -> None:
 
 @pytest.mark.parametrize("client", [{"local_steps": 3, "local_epochs": 2}, {"local_epochs": 0}])
 def test_steps_and_epochs_are_one_or_the_other(client: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="expected is one of the two above 0"):
+    with pytest.raises(ConfigError, match="expected one of the two above 0"):
         from_dict({"client": client})
 
 

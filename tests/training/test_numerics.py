@@ -255,9 +255,9 @@ def test_a_network_learns_the_digits_in_bf16_as_in_float32_and_repeats_its_bits(
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ({"precision": "fp16"}, r"engine.precision='fp16' was given, but expected is 'float32' or 'bf16'"),
-        ({"channels_last": True}, r"engine.channels_last=true was given, but expected is 'auto', 'on' or 'off'"),
-        ({"tf32": "maybe"}, r"engine.tf32='maybe' was given, but expected is true or false"),
+        ({"precision": "fp16"}, r"engine.precision='fp16' was given, but expected 'float32' or 'bf16'"),
+        ({"channels_last": True}, r"engine.channels_last=true was given, but expected 'auto', 'on' or 'off'"),
+        ({"tf32": "maybe"}, r"engine.tf32='maybe' was given, but expected true or false"),
         ({"presicion": "bf16"}, r"unknown key 'engine.presicion'. Did you mean 'precision'"),
     ],
 )

@@ -106,11 +106,11 @@ def test_ranges_reach_from_end_to_end() -> None:
 @pytest.mark.parametrize(
     ("text", "own", "said"),
     [
-        ("1..", None, "expected is LOW..HIGH"),
+        ("1..", None, "expected LOW..HIGH"),
         ("0..1:log", None, "both above 0 with :log"),
         ("3..1", None, "a low end below the high one"),
         ("x0.1..x10", 0.0, "multiplies the experiment's own value, which is 0.0"),
-        ("low..high", None, "expected is LOW..HIGH"),
+        ("low..high", None, "expected LOW..HIGH"),
         ("0.1,,0.3", None, "values with commas"),
     ],
 )

@@ -207,7 +207,7 @@ BASE: dict[str, Any] = {"strategies": ("fedavg", "fedprox"), "seeds": (0, 1), "t
         ({"trials": -1}, "--tune -1 was given"),
         ({"trials": 0}, "--tune-seeds was given without --tune"),
         ({"grid": {"client.lr": [0.1]}}, "--search client.lr=LOW..HIGH"),
-        ({"search": {"client.lr": "0.1..x"}}, "search client.lr=0.1..x was given, but expected is LOW..HIGH"),
+        ({"search": {"client.lr": "0.1..x"}}, "search client.lr=0.1..x was given, but expected LOW..HIGH"),
         ({"search": {"client.lrr": "0.1..1"}}, "unknown key 'client.lrr'. Did you mean"),
         ({"search": {"client.optimizer.momentum": "0..2"}}, "client.optimizer.momentum=2.0 was given"),
         (

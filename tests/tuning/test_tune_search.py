@@ -118,5 +118,5 @@ def test_compare_does_not_go_on_with_it_and_names_the_command_that_does(tmp_path
     asked = Asked(trials=1, seeds=(0,), tuning_seeds=(7,))
     plan, _ = make_plan(experiment(), experiment(), asked, None, environment={})
     Comparison(tmp_path).write_plan(plan)
-    with pytest.raises(ResultsError, match=r"was made by 'fedsign tune search'; the same command goes on with it\."):
+    with pytest.raises(ResultsError, match=r"was made by 'fedsign tune search'; repeat that command to continue it\."):
         go_on(tmp_path)

@@ -227,7 +227,7 @@ def test_a_leaf_from_which_nothing_would_follow_is_refused(path: str) -> None:
         ("strategy.gama=0.1", "'strategy.gama'. Did you mean 'gamma'?"),
         ("partition.num_client=5", "'partition.num_client'. Did you mean 'num_clients'?"),
         ("engine.thread=2", "'engine.thread'. Did you mean 'threads'?"),
-        ("strategy.name=fedsing", "strategy 'fedsing' is not known. Did you mean 'fedsign'? Expected is one of"),
+        ("strategy.name=fedsing", "strategy 'fedsing' is not known. Did you mean 'fedsign'? Expected one of"),
         ("client.optimizer.name=sdg", "Did you mean 'sgd'?"),
         ("task=clasification", "Did you mean 'classification'?"),
         ('metrics=["acuracy"]', "Did you mean 'accuracy'?"),
@@ -418,7 +418,7 @@ def test_what_is_missing_of_a_module_is_named(tmp_path: Path) -> None:
     assert str(tmp_path) in sentence
     assert "no module 'own_part.deeper'" in sentence_of("model.name=own_part.deeper:net")
     assert "has no 'nett'. Did you mean 'net'?" in sentence_of("model.name=own_part:nett")
-    assert "is of type int; expected is a class or a function" in sentence_of("model.name=own_part:number")
+    assert "is of type int; expected a class or a function" in sentence_of("model.name=own_part:number")
 
 
 @pytest.mark.usefixtures("own_modules")

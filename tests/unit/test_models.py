@@ -250,9 +250,7 @@ def test_the_classifier_is_the_linear_layer_of_that_name_or_else_the_last_one() 
 
 
 def test_a_model_without_a_linear_layer_is_a_sentence() -> None:
-    with pytest.raises(
-        ConfigError, match=r"has no nn\.Linear, but expected is a linear classifier.*; end the model with"
-    ):
+    with pytest.raises(ConfigError, match=r"has no nn\.Linear, but expected a linear classifier.*; end the model with"):
         forward_with_features(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), {}, samples(1, MNIST))
 
 
@@ -406,7 +404,7 @@ def test_weights_that_do_not_fit_are_a_sentence(tmp_path: Path) -> None:
     garbage = [tmp_path / "garbage.pt", tmp_path / "garbage.safetensors"]
     for path in garbage:
         path.write_bytes(b"no tensors at all")
-        with pytest.raises(ConfigError, match=r"cannot be read; expected is a \.safetensors file"):
+        with pytest.raises(ConfigError, match=r"cannot be read; expected a \.safetensors file"):
             build("resnet18", weights=str(path))
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ConfigError, match=r"holds no state_dict; save model\.state_dict\(\) alone"):

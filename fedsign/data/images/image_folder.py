@@ -79,7 +79,7 @@ class Listing:
             found = torchvision("torchvision.datasets").ImageFolder(folder, allow_empty=bool(class_names))
         except OSError as error:
             raise DataError(
-                f"{folder.absolute()} is no folder of class folders with images ({error}). Expected is "
+                f"{folder.absolute()} is no folder of class folders with images ({error}). Expected "
                 f"{folder}/CLASS/IMAGE for every class; name another folder with --set data.root=PATH."
             ) from error
         self.folder = folder

@@ -58,7 +58,7 @@ def split_of(given: object, *, name: str) -> Split:
     """
     if isinstance(given, Split):
         return given
-    expected = "expected is one one-dimensional array of integer indices for each client."
+    expected = "expected one one-dimensional array of integer indices for each client."
     if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str | bytes):
         raise DataError(f"partition.name={name} gives a {type(given).__name__}; {expected}")
     return Split(

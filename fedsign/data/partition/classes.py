@@ -35,7 +35,7 @@ def classes(
     if not num_classes <= num_clients * classes_per_client <= num_clients * num_classes:
         raise DataError(
             f"partition.num_clients={num_clients} clients with partition.classes_per_client={classes_per_client} "
-            f"cannot share {num_classes} classes: expected is at least {-(-num_classes // num_clients)}, or some "
+            f"cannot share {num_classes} classes: expected at least {-(-num_classes // num_clients)}, or some "
             f"class would be left out, and at most {num_classes}."
         )
     is_given = _assign(num_clients, num_classes, classes_per_client, rng)

@@ -53,8 +53,7 @@ def example_of(line: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt,
         pieces = _alpaca(line, prompt)
     else:
         raise DataError(
-            f"has the keys {', '.join(map(str, line)) or 'none'}; expected are instruction, input and output, or "
-            "messages."
+            f"has the keys {', '.join(map(str, line)) or 'none'}; expected instruction, input and output, or messages."
         )
     return _stream(pieces, tokenizer, scores_all=score == "all", owner=owner)
 
@@ -72,18 +71,18 @@ def _alpaca(line: Mapping[str, Any], prompt: Prompt) -> list[Piece]:
 def _text(line: Mapping[str, Any], key: str) -> str:
     value = line.get(key)
     if value is not None and not isinstance(value, str):
-        raise DataError(f"has {key}={str(value)[:80]!r}; expected is a text in quotes.")
+        raise DataError(f"has {key}={str(value)[:80]!r}; expected a text in quotes.")
     return value or ""
 
 
 def _messages(given: Any) -> Sequence[Mapping[str, str]]:
     """Check a conversation: each message has a role and a text, and at least one is an answer."""
     if not isinstance(given, list):
-        raise DataError(f"has messages of type {type(given).__name__}; expected is a list of messages.")
+        raise DataError(f"has messages of type {type(given).__name__}; expected a list of messages.")
     for each in given:
         if not (isinstance(each, dict) and isinstance(each.get("content"), str) and each.get("role") in ROLES):
             raise DataError(
-                f"has the message {str(each)[:80]}; expected is a role ({', '.join(ROLES)}) and a content, which is "
+                f"has the message {str(each)[:80]}; expected a role ({', '.join(ROLES)}) and a content, which is "
                 "a text."
             )
     if not any(each["role"] == "assistant" and each["content"] for each in given):

@@ -27,7 +27,7 @@ class HuggingFace:
         if not any((path / name).is_file() for name in _FILES):
             raise DataError(
                 f"data.tokenizer={folder} was given, but there is no tokenizer (tokenizer.json) in "
-                f"{path.absolute()}; expected is byte, character, or a folder as Hugging Face's save_pretrained "
+                f"{path.absolute()}; expected byte, character, or a folder as Hugging Face's save_pretrained "
                 "writes it."
             )
         library = transformers(f"data.tokenizer={folder}")

@@ -87,7 +87,7 @@ def _lines(path: str, key: str) -> list[_Line]:
     texts = enumerate(text_of(file).split("\n"), start=1)
     found = [_line(text, f"line {place} of {file}") for place, text in texts if text.strip()]
     if not found:
-        raise DataError(f"{file} has no line; expected is an example a line.")
+        raise DataError(f"{file} has no line; expected an example a line.")
     return found
 
 
@@ -95,9 +95,9 @@ def _line(text: str, where: str) -> _Line:
     try:
         said = json.loads(text)
     except ValueError as error:
-        raise DataError(f"{where} is not JSON ({error}); expected is one example a line, in braces.") from error
+        raise DataError(f"{where} is not JSON ({error}); expected one example a line, in braces.") from error
     if not isinstance(said, dict):
-        raise DataError(f"{where} is {text.strip()[:80]}; expected is an example in braces.")
+        raise DataError(f"{where} is {text.strip()[:80]}; expected an example in braces.")
     return _Line(where, said)
 
 

@@ -59,7 +59,7 @@ def _files(folder: Path) -> list[tuple[str, Path]]:
     files = sorted(path for path in folder.rglob("*.txt") if path.is_file())
     if not files:
         raise DataError(
-            f"there is no file .txt in {folder.absolute()}; expected is a text a file, or a folder of texts for each "
+            f"there is no file .txt in {folder.absolute()}; expected a text a file, or a folder of texts for each "
             "owner: name another folder with --set data.root=PATH."
         )
     return [(path.relative_to(folder).parts[0], path) for path in files]

@@ -146,5 +146,5 @@ def share_of_gain(base: Sequence[float], own: Sequence[float], full: Sequence[fl
 def half(samples: AnySamples, half: int) -> AnySamples:
     """Return the samples of documents with even numbers, or of the others."""
     if samples.owners is None:
-        raise ValueError("the text has no documents; expected is a data set whose samples have owners.")
+        raise ValueError("the text has no documents; expected a data set whose samples have owners.")
     return samples[np.flatnonzero(samples.owners.numpy() % 2 == half)]

@@ -287,7 +287,7 @@ def activation_confusion(quick: bool, where: Where = AT_HOME) -> Figures:
         features = subject.test_samples(None).features
         after, before = layout.vector(dict(subject.model.named_parameters())), subject.initial_vector(layout)
         if before is None:
-            raise ValueError("a network of this recipe has lost its initial weights; expected are those of its seed.")
+            raise ValueError("a network of this recipe has lost its initial weights; expected those of its seed.")
         for name, theta in (("same", after), ("untrained", before)):
             same = defaultdict[float, list[float]](list)
             for draw in range(2 if quick else 5):
