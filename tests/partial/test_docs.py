@@ -14,7 +14,7 @@ from tests.e2e.test_docs import QUICK, section_of, snippets
 LISA = "docs/how-to/lisa.md"
 
 
-@pytest.mark.parametrize(("name", "heading"), [("lisa", "In a federation"), ("galore", "Beside it")])
+@pytest.mark.parametrize(("name", "heading"), [("lisa", "Train in a federation"), ("galore", "Alternatives")])
 def test_the_page_on_lisa_has_every_setting_with_its_default(name: str, heading: str) -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", section_of(heading, LISA), flags=re.MULTILINE))
     defaults = plugins.complete("optimizer", name, {}, section="client.optimizer")
