@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from fedsign import plugins
 from fedsign.config import load
+from fedsign.errors import ConfigError
 from fedsign.registry import KINDS
 from simulations.api import run
+from tests.e2e import commands
 from tests.e2e.command import fedsign, settings
 from tests.without.deletion import anchors
 
@@ -68,13 +71,35 @@ def test_the_index_names_every_page() -> None:
     assert pages - {"README.md"} <= named
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_in_the_documents_exist(page: str) -> None:
-    from tests.contract.test_cli_surface import surface
+EVERY_COMMAND = [command for page in commands.PAGES for command in commands.commands_of(page)]
+RUNS = {command.text: command for command in EVERY_COMMAND if commands.is_short_run(command)}
+AT_ONCE = {command.text: command for command in EVERY_COMMAND if commands.is_at_once(command)}
+ONE_STEP = ["rounds=1", "callbacks=[]", "client.local_steps=1"]
 
-    known = {line.split()[1] for line in surface().splitlines() if line.startswith("fedsign ")}
-    for command in re.findall(r"^fedsign (\w+)", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE):
-        assert command in known, command
+
+@pytest.mark.parametrize("text", RUNS)
+def test_a_run_of_the_documents_runs(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first round, of one local step."""
+    monkeypatch.chdir(tmp_path)
+    commands.write_modules(RUNS[text].page, tmp_path)
+    Path("secret").write_bytes(bytes(range(32)))
+    try:
+        config = load(overrides=[*RUNS[text].overrides, *ONE_STEP])
+    except ConfigError as error:
+        assert commands.DELETED in str(error), error
+        return
+    (line,) = run(config).rounds
+    assert line["num_replies"] >= config.server.min_replies and line["loss"] > 0
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, marks=[pytest.mark.slow] if "memory" in text else []) for text in AT_ONCE]
+)
+def test_a_command_of_the_documents_that_trains_nothing_runs(text: str, tmp_path: Path) -> None:
+    done = fedsign(*shlex.split(text)[1:], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 ALGORITHMS = "docs/explanation/algorithms.md"
