@@ -6,7 +6,6 @@ line, those of the Python API and of components from the code.  Formulas become 
 scripts.
 """
 
-import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,8 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from benchmarks import settings
 
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs" / "README.md"
@@ -34,7 +35,7 @@ OUTSIDE = {  # file of the repository -> page of the site
 REFERENCE = {
     "Python API": "api",
     "Extension points": "extension-points",
-    "Components": "components",
+    "Settings and components": "settings",
     "Commands": "commands",
 }
 BASES = (  # base classes and interfaces of user-defined components
@@ -93,7 +94,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     written = {
         "api": _api(),
         "extension-points": _extension_points(),
-        "components": _components(),
+        "settings": settings.page(),
         "commands": _commands(),
     }
     for name, text in written.items():
@@ -120,35 +121,6 @@ def _extension_points() -> str:
     return "\n".join(
         ["# Extension points", *(line for module, _, name in bases for line in _documented(module, [name]))]
     )
-
-
-def _components() -> str:
-    """List what `fedsign list` lists, with settings and defaults."""
-    from fedsign.config import ExperimentConfig
-    from fedsign.plugins import settings_model
-    from fedsign.registry import KINDS, resolve
-
-    lines = [
-        "# Components",
-        "",
-        "What a configuration can name, with settings and defaults; `module:Name` names your own.",
-    ]
-    for kind, entry in KINDS.items():
-        lines += ["", f"## {entry.plural.replace('_', ' ').capitalize()}", "", "| name | settings | |", "|---|---|---|"]
-        for name, (_, what) in entry.table.items():
-            fields = settings_model(kind, name, resolve(kind, name)).model_fields
-            said = [
-                f"`{field.alias or key}`"
-                if field.is_required() or field.default is None
-                else f"`{field.alias or key} = {_toml(field.default)}`"
-                for key, field in fields.items()
-            ]
-            lines.append(f"| `{name}` | {', '.join(said)} | {what} |".replace("||", "| |"))
-    return "\n".join([*lines, "", "## All settings", "", "```toml", ExperimentConfig().to_toml().strip(), "```", ""])
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value, default=list).replace("|", "\\|")
 
 
 def _commands() -> str:
