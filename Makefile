@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports test test-all same-numbers mutants without without-each size bench pages site
+.PHONY: check format lint types imports test test-all same-numbers mutants without without-each size bench pages site versions
 
 check: lint types imports test  ## what a change has to pass before it is committed
 
@@ -59,3 +59,6 @@ pages:  ## docs/capabilities and the index of docs/README.md from the table of c
 
 site:  ## the documentation as a site, in site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+
+versions:  ## FedSign installed for every python3.N on the path, in environments of their own, and a short run
+	python -m tests.versions
