@@ -33,7 +33,10 @@ _COMMAND = re.compile(
     r"(?:^|[\s;])(fedsign|python3? -m|pip|make|torchrun|pytest|mlflow|tensorboard|wandb)(?= \S)|^(pytest)$"
 )
 DELETED = "which was deleted from this FedSign"  # in a clone without a capability
-_AT_ONCE = r"fedsign (ablate \S+ --list|partition .*|condense --show-config|deploy key \S+|estimate memory (?!.*(FOLDER|--measure)).*)"
+_AT_ONCE = (
+    r"fedsign (ablate \S+ --list|partition .*|condense --show-config|deploy key \S+|"
+    r"estimate memory (?!.*(FOLDER|--measure)).*)"
+)
 _A_READERS_OWN = ("my_", "mine")  # names that stand for something of the reader's
 
 
@@ -222,7 +225,7 @@ def _default(file: Path | None, key: str) -> str:
 
 
 def _configuration(command: Command, name: Path | None, folder: Path) -> Path | None:
-    """A file that a command names: of the repository, or one that its page shows; the default experiment for any other."""
+    """The file a command names, from the repository or its page; the default experiment for any other."""
     if name is None or (ROOT / name).exists():
         return name and ROOT / name
     page = (ROOT / command.page).read_text(encoding="utf-8")
@@ -234,7 +237,7 @@ def _configuration(command: Command, name: Path | None, folder: Path) -> Path | 
 
 
 def write_modules(page: str, folder: Path) -> None:
-    """Save the programs of a page: under the name in their first line, or under the module of which a command names a class."""
+    """Save the programs of a page, named by their first line or by the module in a command."""
     text = (ROOT / page).read_text(encoding="utf-8")
     named = dict(re.findall(r"=(\w+):(\w+)", text))
     for source in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
@@ -275,13 +278,14 @@ PLAYED: tuple[tuple[str, str, str], ...] = (  # pages, commands, the file of the
     (r".*", _AT_ONCE, "tests/e2e/test_docs.py"),
 )
 _COST = re.compile(
-    r"\b(seconds?|minutes?|hours?)\b|\btrainings?\b|\bneeds\b|\bdownloads\b|says its cost before it starts|what is left of it",
+    r"\b(seconds?|minutes?|hours?)\b|\btrainings?\b|\bneeds\b|\bdownloads\b|says its cost before it starts|"
+    r"what is left of it",
     re.I,
 )
 
 
 def is_short_run(command: Command) -> bool:
-    """Whether tests/e2e/test_docs.py plays a round of it: of the default experiment, changed by settings alone, in this process."""
+    """Whether tests/e2e/test_docs.py runs one round of it: the default experiment with other settings, in process."""
     is_run = re.fullmatch(_RUN, re.sub(r"'[^']*'", "X", command.text)) is not None
     elsewhere = any(
         each in command.text for each in ("engine.name=", "callbacks=", "data.name=mydata", "rounds=400", "sharding")
