@@ -37,8 +37,8 @@ def _page() -> Iterator[str]:
     yield from (
         "# Settings",
         "",
-        "All keys of the configuration. Set one with `--set SECTION.KEY=VALUE`; `fedsign run --show-config` prints all keys",
-        "of an experiment. `module:Name` in place of a component's name takes your own; its parameters are its settings.",
+        "All keys of the configuration. `--set SECTION.KEY=VALUE` sets one; `fedsign run --show-config` prints all keys",
+        "of an experiment. `module:Name` in place of a component's name takes yours; its parameters are its settings.",
     )
     for path, table in sections:
         yield from ("", f"## {f'[{path}]' if path else 'Experiment'} {{#{path or EXPERIMENT}}}", "")
