@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from scipy.special import stdtrit
 
 _CONFIDENCE = 0.95
+_ROUNDING = 1e-12  # differences closer than this are equal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean with its 95 % confidence interval (Student's t over pairs); `low` and `high` are None for one pair."""
+    """A mean with its 95 % confidence interval (Student's t over pairs).
+
+    `low` and `high` are None for one pair, and where all differences are equal.
+    """
 
     mean: float
     low: float | None
@@ -51,7 +55,8 @@ def paired_difference(
     if mean is None:
         return None
     sign, num_pairs = (1 if higher_is_better else -1), len(differences)
-    half = None if std is None else float(stdtrit(num_pairs - 1, 0.5 + _CONFIDENCE / 2)) * std / num_pairs**0.5
+    has_interval = std is not None and not math.isclose(min(differences), max(differences), abs_tol=_ROUNDING)
+    half = None if std is None or not has_interval else float(stdtrit(num_pairs - 1, 0.5 + _CONFIDENCE / 2)) * std / num_pairs**0.5
     return Interval(
         mean=mean,
         low=None if half is None else mean - half,

@@ -103,6 +103,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[s
     interval = interval_of(dict(enumerate(first)), dict(enumerate(second)), higher_is_better=True)
     if interval is None or interval.num_pairs < len(first):
         return dict.fromkeys(("difference", "difference_low", "difference_high", "wins"), nan)
-    low, high = (nan if end is None else end for end in (interval.low, interval.high))
+    alone = nan if interval.num_pairs < 2 else interval.mean  # equal differences have no interval
+    low, high = (alone if end is None else end for end in (interval.low, interval.high))
     wins = interval.wins / interval.num_pairs
     return {"difference": interval.mean, "difference_low": low, "difference_high": high, "wins": wins}

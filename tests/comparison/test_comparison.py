@@ -45,7 +45,7 @@ def lines_of(values: list[float | None], **other: Any) -> list[dict[str, Any]]:
 def test_the_interval_of_a_paired_difference_is_scipys(pairs: list[tuple[float, float]]) -> None:
     first, second = ([pair[side] for pair in pairs] for side in (0, 1))
     interval = paired_difference(dict(enumerate(first)), dict(enumerate(second)), higher_is_better=True)
-    assert interval is not None and interval.low is not None and interval.high is not None
+    assert interval is not None
     difference = np.subtract(first, second)
     assert interval.mean == pytest.approx(difference.mean(), abs=1e-9)
     if np.ptp(difference) > 1e-6:  # scipy divides by the deviation
@@ -70,6 +70,15 @@ def test_pairs_are_matched_by_seed_and_lost_with_a_diverged_or_missing_one() -> 
     assert (interval.num_pairs, interval.mean, interval.wins) == (2, 1.0, 1)
     lower = paired_difference({0: 1.0, 2: 5.0, 3: 9.0}, {0: 2.0, 2: 2.0, 3: 1.0}, higher_is_better=False)
     assert lower is not None and lower.wins == 1
+
+
+def test_equal_differences_have_no_interval() -> None:
+    """0.3 - 0.2 and 0.2 - 0.1 differ by rounding."""
+    interval = paired_difference({0: 0.3, 1: 0.2}, {0: 0.2, 1: 0.1}, higher_is_better=True)
+    assert interval is not None
+    assert (interval.mean, interval.low, interval.high, interval.num_pairs) == (pytest.approx(0.1), None, None, 2)
+    recipe = recipe_difference([0.3, 0.2], [0.2, 0.1])  # compares the ends with thresholds
+    assert recipe["difference_low"] == recipe["difference"] == recipe["difference_high"]
 
 
 def test_one_pair_has_no_interval_and_none_no_difference() -> None:

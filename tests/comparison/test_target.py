@@ -100,10 +100,11 @@ def test_a_seed_that_failed_never_reaches_the_target_and_one_that_is_pending_has
 def test_the_speed_up_is_a_paired_interval_of_logarithms(pairs: list[tuple[int, int]]) -> None:
     own, reference = (taken_of(*(a_run(step(p[side]), seed) for seed, p in enumerate(pairs))) for side in (0, 1))
     found = speed_up(own, reference)
-    assert found is not None and found.ratio is not None and found.low is not None and found.high is not None
+    assert found is not None and found.ratio is not None
     logs = [math.log(reference.reached[s] or 0) - math.log(own.reached[s] or 0) for s in range(len(pairs))]
     assert math.log(found.ratio) == pytest.approx(math.fsum(logs) / len(logs))
     if max(logs) - min(logs) > 1e-6:
+        assert found.low is not None and found.high is not None
         expected = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
         assert (math.log(found.low), math.log(found.high)) == pytest.approx(tuple(expected))
     assert (found.sign, found.num_pairs, found.num_censored) == ("", len(pairs), 0)
@@ -122,7 +123,7 @@ def test_censored_pairs_make_the_speed_up_a_bound_or_unknown() -> None:
     unknown = speed_up(taken_of(a_run([0.0] * 30, 0), a_run(step(1), 1)), reference)
     assert unknown is not None and unknown.ratio is None and unknown.num_censored == 2
     whole = speed_up(own, taken_of(a_run(step(6), 0), a_run(step(6), 1)))
-    assert speed_up_text(whole) == "× 10.00 [10.00, 10.00]"
+    assert speed_up_text(whole) == "× 10.00"  # both ratios are equal
     assert speed_up(own, taken_of(a_run(step(1), 7))) is None  # no seed of both
 
 
