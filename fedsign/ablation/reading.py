@@ -6,7 +6,7 @@ differences on the page.  The gain and the essential difference each weigh as mu
 are uncorrected and descriptive.  As in a comparison, no row is called better than one that lost fewer seeds.
 
 A control's share of the gain is mean(control - FedAvg) / mean(gain), with Fieller's interval for a ratio of paired
-means (Journal of the Royal Statistical Society B 16, 1954).  It is reported only if the gain's own interval is above 0.
+means (Journal of the Royal Statistical Society B 16, 1954).  It is reported only if the verdict on the gain is "better".
 
 A run has converged if its accuracy on validation samples rises by less than 0.2 points in the last fifth of rounds.
 """
@@ -42,12 +42,6 @@ class Difference:
     interval: Interval
     p: float
     says: Says  # verdict on the first of the pair
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the uncorrected interval excludes 0."""
-        low, high = self.interval.low, self.interval.high
-        return low is not None and high is not None and (low > 0 or high < 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +166,7 @@ def read(comparison: Comparison) -> Ablation:
     lost = {key: entry.num_lost for key, entry in entries.items()}
     found = differences(values, *pairs_of(there, regularizer), lost=lost, higher_is_better=summary.higher_is_better)
     gain = found.get((regularizer, FEDAVG))
-    is_gain = gain is not None and gain.excludes_zero and (gain.interval.mean > 0) == summary.higher_is_better
+    is_gain = gain is not None and gain.says == "better"
     rows = []
     for control in there:
         entry, key = entries[control.key], control.key
