@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.tables import MISSING, Figures, table
+from fedsign.ablation.reading import CONVERGED
 from fedsign.comparison.labels import Scale
 from fedsign.intervals import Interval, mean_and_std
 from fedsign.report.wording import figure
@@ -39,6 +40,8 @@ clients, splits and seeds.
 Differences are paired by seed, in points of test accuracy, each with its own 95 % interval. Verdicts are tests
 corrected for all differences of an ablation: **+** better, **−** worse, ? too few seeds to tell. *What needs the
 received signs* is FedSign − own sign: the same push along the weight's own sign, without a look at the received model.
+FedAvg or FedSign has *converged* if its accuracy on validation samples rises by less than 0.2 points in the last fifth
+of the rounds.
 The experiments, and how gamma was chosen: [benchmarks/ablations](../benchmarks/ablations/README.md)."""
 _MARKS = {"better": " **+**", "worse": " **−**"}
 _POINTS = Scale(decimals=2, percent=True, factor=100)
@@ -79,7 +82,7 @@ def _summary(results: dict[str, Figures]) -> str:
     rows = []
     for name, title in TITLES.items():
         if name not in results:
-            rows.append([title, NOT_PLAYED, *[""] * 4])
+            rows.append([title, NOT_PLAYED, *[""] * 5])
             continue
         by_key = {row["key"]: row for row in results[name]["rows"]}
         regularizer, own = by_key["fedsign"], by_key["own-sign"]
@@ -88,25 +91,28 @@ def _summary(results: dict[str, Figures]) -> str:
             [
                 title,
                 f"{_num_seeds(results[name])}, {results[name]['experiment']['rounds']}",
+                ", ".join("yes" if by_key[key]["rise"] < CONVERGED else "no" for key in ("fedavg", "fedsign")),
                 _accuracy(by_key["fedavg"], _num_seeds(results[name])),
                 _points(regularizer["to_fedavg"]),
                 _points(own["to_regularizer"], is_turned=True),
                 ", ".join(better) or "none",
             ]
         )
-    head = ("", "seeds, rounds", "FedAvg", "FedSign − FedAvg", "what needs the received signs", "better than FedSign")
-    return table(head, rows, left=6)
+    head = (
+        *("", "seeds, rounds", "converged: FedAvg, FedSign", "FedAvg", "FedSign − FedAvg"),
+        *("what needs the received signs", "better than FedSign"),
+    )
+    return table(head, rows, left=7)
 
 
 def _section(result: Figures) -> str:
-    head = ("", "accuracy", "to FedAvg", "to FedSign", "share of the gain", "best (round)", "last fifth", "weight norm")
+    head = ("", "accuracy", "to FedAvg", "to FedSign", "best (round)", "last fifth", "weight norm")
     rows = [
         [
             row["label"],
             _accuracy(row, _num_seeds(result)),
             _points(row["to_fedavg"]),
             _points(row["to_regularizer"]),
-            _share(row["share"]),
             MISSING if row["peak"] is None else f"{_POINTS.number(row['peak'][0])} ({row['peak'][1]})",
             _POINTS.signed(row["rise"]),
             figure(row["weight_norm"]),
@@ -142,13 +148,6 @@ def _points(difference: Figures | None, *, is_turned: bool = False) -> str:
         interval = replace(interval, mean=-interval.mean, low=low, high=high)
         says = {"better": "worse", "worse": "better"}.get(says, says)
     return f"{_POINTS.interval(interval)}{_MARKS.get(says, ' ?')}"
-
-
-def _share(share: Figures | None) -> str:
-    if share is None:
-        return MISSING
-    shown = f"{100 * share['mean']:.0f} %"
-    return shown if share["low"] is None else f"{shown} [{100 * share['low']:.0f}, {100 * share['high']:.0f}]"
 
 
 if __name__ == "__main__":
