@@ -14,6 +14,7 @@ from fedsign.comparison.labels import Scale, short_label
 from fedsign.intervals import Interval
 from fedsign.report.wording import plural, setting
 from fedsign.storage.disk import write_text
+from simulations.comparison.search import SPREAD
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tuned.md"
@@ -30,6 +31,7 @@ weight decay and the scale of the initial weights. Trials are judged by held-out
 what was chosen is trained again on all training samples, with seeds that no trial had, under all splits. Accuracy on
 test samples in percent; verdicts are tests of all pairs over all splits, corrected together. The experiments and
 commands: [benchmarks/tuned](../benchmarks/tuned/README.md)."""
+AT_CHANCE = 0.12  # accuracy or less, of ten classes; the largest of MNIST has 11 %
 _POINTS = Scale(decimals=2, percent=True, factor=100)
 _LEFT_OUT = ("environment", "path", "population", "folders")  # specific to a machine, or large
 
@@ -65,7 +67,30 @@ def _section(path: Path) -> str:
         f"{plural(len(result['entries'][0]['seeds']), 'seed')}, {result['rounds']} rounds; for each method "
         f"{searches[0]['trials']} trials, each the mean of {plural(len(result['tuning']['seeds']), 'seed')}."
     )
-    return "\n\n".join([about, _accuracies(result), _choices(result)])
+    kept = [trial["number"] == 0 for trial in result["trials"] if trial["chosen"]]
+    found = f"{kept.count(True)} of {len(kept)} searches kept the given settings (trial 1)."
+    if searches[0]["trials"] <= SPREAD:
+        found += f" The other trials are quasi-random points: model-based proposals begin after trial {SPREAD}."
+    parts = [about, _accuracies(result), *_lost(result), found, _choices(result)]
+    return "\n\n".join(parts)
+
+
+def _lost(result: Figures) -> Iterator[str]:
+    """Name the runs that failed, diverged or ended at chance."""
+    runs = [
+        (f"{entry['label']}, {short_label(entry['condition'])}, seed {seed}", value)
+        for entry in result["entries"]
+        for seed, value in zip(entry["seeds"], entry["values"], strict=True)
+    ]
+    if failed := [run for run, value in runs if value is None]:
+        yield f"Failed or diverged, and in no mean: {'; '.join(failed)}."
+    if low := [f"{run} ({_POINTS.number(value)})" for run, value in runs if value is not None and value <= AT_CHANCE]:
+        yield f"At chance, and in the means: {'; '.join(low)}."
+
+
+def _num_lost(result: Figures, strategy: str) -> str:
+    means = [trial["validation_mean"] for trial in result["trials"] if trial["strategy"] == strategy]
+    return f"{sum(mean is None or mean <= AT_CHANCE for mean in means)} of {len(means)}"
 
 
 def _accuracies(result: Figures) -> str:
@@ -99,12 +124,21 @@ def _choices(result: Figures) -> str:
             _POINTS.number(trial["validation_mean"]),
             _POINTS.number(_as_given(result, trial)),
             str(trial["number"] + 1),
+            _num_lost(result, trial["strategy"]),
             *(setting(trial["choice"][key]) if key in trial["choice"] else MISSING for key in keys),
             ", ".join(_own(trial)) or MISSING,
         ]
         for trial in chosen
     ]
-    head = ["", "validation", "untuned", "trial", *(key.rpartition(".")[2] for key in keys), "its own"]
+    head = [
+        "",
+        "validation",
+        "untuned",
+        "trial",
+        "failed or at chance",
+        *(key.rpartition(".")[2] for key in keys),
+        "its own",
+    ]
     return table(head, rows, left=1)
 
 
