@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedsign.landscape.draws import band, independent
 from fedsign.report.analysis import Found, Row
-from fedsign.report.chart import Chart, Series, span, value_axis
+from fedsign.report.chart import COLORS, Chart, Series, span, value_axis
 from fedsign.report.figures import Draw, draw
 from fedsign.report.wording import figure as in_words
 
@@ -71,6 +71,7 @@ def valley_charts(found: Found, what: str) -> list[Chart]:
     seen = _seen(np.stack([*means.values()]), _tallest(found.arrays[what]))
     y = value_axis([0.0, *seen], label=f"test {what}", percent=what == "error")
     own = found.facts.get("own_centre", {}).get(what)
+    looks = {line.color % len(COLORS) for line in lines}
     are_thin = sum(len(line.drawn) > 1 for line in lines) <= _MOST_THIN
     charts = []
     for column, scale in enumerate(found.facts["scales"]):
@@ -84,7 +85,7 @@ def valley_charts(found: Found, what: str) -> list[Chart]:
             mean = means[line.label][column].tolist()
             series.append(Series(name=line.label, x=x, y=mean, low=_listed(low), high=_listed(high), color=line.color))
         if own is not None:
-            series.append(Series(name=OWN, x=[0.0], y=[own], mark="point", marker="o", is_open=True, color=7))
+            series.append(_own([0.0], [own], color=max({*range(len(COLORS))} - looks, default=7)))
         said = (
             f"{name}: {in_words(mean[column][0], percent=y.percent)} at λ = {x[0]:g}, "
             f"{in_words(mean[column][-1], percent=y.percent)} at λ = {x[-1]:g}"
@@ -104,6 +105,10 @@ def valley_charts(found: Found, what: str) -> list[Chart]:
     return charts
 
 
+def _own(x: list[float], y: list[float], *, color: int) -> Series:
+    return Series(name=OWN, x=x, y=y, mark="point", marker="o", is_open=True, color=color)
+
+
 def length(facts: Row) -> str:
     """The unit of steps: the norm of what is moved; empty for unscaled directions."""
     of = "" if facts.get("group", "ALL") == "ALL" else f" of {facts['group']}"
@@ -112,8 +117,9 @@ def length(facts: Row) -> str:
 
 def _lambda(found: Found, scale: float) -> str:
     unit = length(found.facts)
-    told = ["λ", f"in {scale:g} {unit}" if unit else "", "recalibrated" if "own_centre" in found.facts else ""]
-    return ", ".join(filter(None, told))
+    times = "" if scale == 1 else f"{scale:g} "
+    units = f" (in units of {times}{unit})" if unit else ""
+    return f"λ{units}{', recalibrated' if 'own_centre' in found.facts else ''}"
 
 
 def _about(found: Found, what: str, lines: Sequence[_Line], *, are_thin: bool) -> str:
@@ -144,7 +150,7 @@ def path_chart(found: Found, what: str) -> Chart:
     lambdas, values = found.arrays["lambda"].tolist(), found.arrays[what]
     name = f"test {what}, recalibrated" if "own_ends" in found.facts else f"test {what}"
     ends = [each[what] for each in found.facts.get("own_ends", ())]
-    own = [Series(name=OWN, x=[0.0, 1.0], y=ends, mark="point", marker="o", is_open=True, color=7)] if ends else []
+    own = [_own([0.0, 1.0], ends, color=7)] if ends else []
     return Chart(
         title=f"test {what}",
         series=[Series(name=name, x=lambdas, y=values.tolist()), *own],

@@ -118,17 +118,14 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
     halo = [withStroke(linewidth=1.8, foreground=_HALO)]
     row, column = np.unravel_index(z.argmin(), z.shape)
     percent = what == "error"
-    own = found.facts.get("own_centre")
     centre = in_words(found.facts["centre"][what], percent=percent)
     marks = [
-        (0.0, 0.0, "+", f"recalibrated model, {centre}" if own else f"model, {centre}"),
+        (0.0, 0.0, "+", f"{'recalibrated ' if 'own_centre' in found.facts else ''}model, {centre}"),
         (x[column], y[row], "*", f"lowest, {in_words(float(found.arrays[what][row, column]), percent=percent)}"),
     ]
     for at, up, marker, name in marks:
         edge = 1.3 if marker == "+" else 0.4
         axes.plot(at, up, marker, color="white", markersize=6, markeredgewidth=edge, path_effects=halo, label=name)
-    if own:  # the evaluated model has no position in this plane
-        axes.plot([], [], " ", label=f"as evaluated, {in_words(own[what], percent=percent)}")
     if percent:
         num = found.facts["num_samples"]
         interval = binomtest(round(num * found.facts["centre"][what]), num).proportion_ci(method="wilson")
@@ -137,7 +134,9 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
         around = _contour(axes, (x, y, z), [bound], colors="white", linewidths=1.1, linestyles="dashed")
         if around is not None:
             around.set(**look)
-        axes.plot([], [], "--", color="white", linewidth=1.1, label=f"its 95 % interval, to {bound:.1f} %", **look)
+        axes.plot(
+            [], [], "--", color="white", linewidth=1.1, label=f"95 % interval of the center, to {bound:.1f} %", **look
+        )
     if "path" in found.arrays:
         _path(axes, found)
     axes.legend(
@@ -205,8 +204,8 @@ def _relief(axes: Any, found: Found, plane: Any, levels: list[float], norm: Any)
         axis.pane.set_facecolor("white")
         axis.pane.set_edgecolor("#e3e3e3")
         axis._axinfo["grid"].update(color="#e9e9e9", linewidth=0.4)
-    axes.locator_params(axis="x", nbins=5)
-    axes.locator_params(axis="y", nbins=5)
+    for axis in ("x", "y"):
+        axes.locator_params(axis=axis, nbins=5, prune="both")  # labels of two axes collide in the corner
 
 
 def _over(plane: Any, path: NDArray[Any]) -> NDArray[Any]:

@@ -16,7 +16,9 @@ from fedsign.landscape.draws import band, independent
 from fedsign.landscape.figures import COLOR_OF, OWN, path_figures, valley_charts, valley_figures
 from fedsign.landscape.surfaces import heights, in_words_of, log_levels, surface_figures
 from fedsign.landscape.valley import lambdas_of
+from fedsign.report import template
 from fedsign.report.analysis import Found
+from fedsign.report.chart import COLORS, Series
 from fedsign.report.figures import style
 
 LABELS = {**{name: formula for name, (formula, _) in NOISES.items()}, **SPECIAL}
@@ -103,6 +105,23 @@ def test_a_direction_has_one_color_whatever_it_is_drawn_beside() -> None:
     assert len(colors) == len(COLOR_OF)
 
 
+def test_every_direction_has_a_look_of_its_own_and_the_evaluated_model_a_marker() -> None:
+    (chart,) = valley_charts(valley(*SPECIAL, **BN), "error")
+    *lines, own = chart.series
+    assert own.name == OWN and own.color not in {line.color % len(COLORS) for line in lines}
+    every = [Series(name=name, x=(), y=(), color=color) for color, name in enumerate(COLOR_OF)]
+    assert len({(each.color % len(COLORS), each.dashes) for each in every}) == len(COLOR_OF)
+    empty = dict.fromkeys(("name", "seed", "path", "figures"), "")
+    page = template.render("card.html.jinja", strategy={"name": ""}, outcome={"status": ""}, chart=chart, **empty)
+    assert page.count("<circle") == 1 and 'class="marker open"' in page
+
+
+@pytest.mark.parametrize(("scale", "label"), [(1.0, "λ (in units of ‖θf‖)"), (0.2, "λ (in units of 0.2 ‖θf‖)")])
+def test_the_axis_names_its_unit(scale: float, label: str) -> None:
+    (chart,) = valley_charts(valley("sign", scales=[scale]), "error")
+    assert chart.x.label == label
+
+
 def test_bands_are_over_independent_draws_and_none_is_of_one() -> None:
     """A pair is one draw: the mean's interval has n - 1 degrees of freedom for n pairs, the same on both sides."""
     found = valley("gaussian", "uniform_01", "ones", "sign", num_draws=4)
@@ -142,7 +161,9 @@ def test_the_dashed_line_is_at_wilsons_upper_bound() -> None:
     bound = (p + z**2 / (2 * n) + z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5) / (1 + z**2 / n)
     with style():
         flat = surface_figures(plane("surface", centre={"error": p, "loss": 0.15}))["error"]().axes[0]
-    assert f"its 95 % interval, to {100 * bound:.1f} %" in [text.get_text() for text in flat.get_legend().get_texts()]
+    assert f"95 % interval of the center, to {100 * bound:.1f} %" in [
+        text.get_text() for text in flat.get_legend().get_texts()
+    ]
 
 
 def test_heights_that_are_none_too_large_or_not_finite_are_drawn_at_the_ends() -> None:
