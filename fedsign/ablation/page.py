@@ -139,8 +139,7 @@ def differences(ablation: Ablation) -> Chart:
                 continue
             interval = row.to_fedavg.interval
             low, mean, high = (
-                None if end is None else min(ticks[-1], max(ticks[0], scale.factor * end))
-                for end in (interval.low, interval.mean, interval.high)
+                None if end is None else scale.factor * end for end in (interval.low, interval.mean, interval.high)
             )
             series.append(
                 Series(
@@ -163,8 +162,8 @@ def differences(ablation: Ablation) -> Chart:
         x=Axis(label=f"difference to FedAvg, {unit}", limits=(ticks[0], ticks[-1])),
         y=Axis(categories=names, headings=frozenset(headings)),
         rules=[(0.0, "")],
-        text="With 95 % intervals. Filled dot: significant after correction; open dot: too few seeds to "
-        "tell. Bars that end at the edge extend beyond it.",
+        text="With 95 % intervals. Filled dot: significant after correction; open dot: too few seeds to tell. A chevron "
+        "at the edge: the interval continues beyond it.",
     )
 
 

@@ -80,7 +80,10 @@ def paths(chart: Chart) -> list[tuple[str, Series, str]]:
 
 
 def rows(chart: Chart) -> list[dict[str, Any]]:
-    """The categories from top to bottom, with their marks: positions in percent and labels."""
+    """The categories from top to bottom, with their marks: positions in percent and labels.
+
+    Marks beyond the limits end at the edge; `beyond` names the sides.
+    """
     found: list[dict[str, Any]] = [
         {"name": name, "is_heading": index in chart.y.headings, "marks": []}
         for index, name in enumerate(chart.y.categories)
@@ -89,8 +92,11 @@ def rows(chart: Chart) -> list[dict[str, Any]]:
         for row, value, low, high, text in zip_longest(series.y, series.x, series.low, series.high, series.labels):
             start = 0.0 if series.mark == "bar" and low is None else low
             ends = (value, start, value if high is None else high)
-            place, start, end = (None if each is None else 100 * chart.x.place(each) for each in ends)
-            mark = {"series": series, "place": place, "low": start, "high": end, "text": text}
+            places = [None if each is None else 100 * chart.x.place(each) for each in ends]
+            known = [0.0, *(round(each, 2) for each in places if each is not None)]
+            beyond = ["left"] * (min(known) < 0) + ["right"] * (max(known) > 100)
+            place, start, end = (None if each is None else min(max(each, 0.0), 100.0) for each in places)
+            mark = {"series": series, "place": place, "low": start, "high": end, "text": text, "beyond": beyond}
             found[int(row or 0)]["marks"].append(mark)
     return found
 

@@ -21,6 +21,7 @@ from fedsign.comparison.folder import Comparison
 from fedsign.comparison.verdict import UNDECIDED, Says
 from fedsign.config import load
 from fedsign.errors import ConfigError, ResultsError
+from fedsign.report import plots
 from simulations.ablation.play import ablate, prepared, subject_of
 from simulations.api import config_of
 from simulations.comparison.play import go_on
@@ -131,9 +132,12 @@ def test_a_control_that_diverged_leaves_room_for_the_others(played: Comparison) 
     *others, row = found.rows
     assert row.to_fedavg is not None
     far = replace(row.to_fedavg, interval=replace(row.to_fedavg.interval, mean=-1e6, low=-2e6, high=-1e5))
-    chart = differences(replace(found, rows=(*others, replace(row, to_fedavg=far))))
+    far_row = replace(found, rows=(*others, replace(row, to_fedavg=far)))
+    chart = differences(far_row)
     assert chart.x.limits is not None and chart.x.limits[0] > -1e5
-    assert chart.series[-1].x == (chart.x.limits[0],) and "−1.00e+08 [−2.00e+08" in chart.series[-1].labels[0]
+    (mark,) = plots.rows(chart)[-1]["marks"]
+    assert mark["low"] == mark["place"] == mark["high"] == 0.0 and mark["beyond"] == ["left"]
+    assert "−1.00e+08 [−2.00e+08" in mark["text"] and 'class="beyond left"' in render(far_row)
 
 
 def test_a_share_of_the_gain_has_fiellers_interval() -> None:

@@ -35,6 +35,7 @@ frame.addEventListener("load", async () => {{
     scrollWidth: inner.documentElement.scrollWidth,
     title: inner.title,
     plots: boxes(".plot"), drawn: boxes(".plot canvas"), static: boxes(".static"), others: boxes(".rows, .clients"),
+    amounts: boxes(".rows .amount"),
     scrolls: [...inner.querySelectorAll(".scroll")].map((box) => [box.clientWidth, box.scrollWidth]),
     loaded: frame.contentWindow.performance.getEntriesByType("resource").map((entry) => entry.name),
   }};
@@ -184,6 +185,24 @@ def test_the_page_of_a_comparison_fits_a_phone_and_a_desk(name: str, tmp_path: P
         assert all(left >= 0 and right <= width and height > 40 for left, right, height in boxes)
         if name in ("usual", "eight by three"):
             assert all(content <= box for box, content in found["scrolls"])  # no table is cut off
+
+
+@pytest.mark.needs("ablation")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
+def test_the_page_of_an_ablation_fits_a_phone_and_a_desk(tmp_path: Path) -> None:
+    """Long headings of the differences must not push the values off the page."""
+    from fedsign.ablation.page import write_page
+    from simulations.ablation.play import ablate
+    from tests.ablation.test_ablate import SMALL
+
+    small = {**SMALL, "rounds": 2}
+    folder = tmp_path / "ablation"
+    write_page(ablate("fedsign", small, seeds=2, controls=["own-sign", "init-3"], out=folder, workers=1))
+    for width in (360, 1200):
+        found, console = look(folder, width, tmp_path / f"profile{width}", "ablation.html")
+        assert (found["innerWidth"], console) == (width, "")
+        assert found["scrollWidth"] <= width
+        assert all(left >= 0 and right <= width for left, right, _ in found["amounts"])
 
 
 @pytest.mark.needs("comparison")
