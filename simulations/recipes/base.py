@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsign.errors import DataError
-from simulations.recipes.where import AT_HOME, PlaysOf, Where
+from simulations.recipes.where import AT_HOME, PlaysOf, Where, in_options
 
 Figures = Mapping[str, float]
 
@@ -152,7 +152,7 @@ class Recipe:
         except NotDecidableHere as lacking:
             return Finding(recipe=self, quick=quick, reason=str(lacking))
         except DataError as error:
-            return Finding(recipe=self, quick=quick, reason=f"{error} For a recipe, the folder is --data-root.")
+            return Finding(recipe=self, quick=quick, reason=in_options(error))
         figures, page = measured if isinstance(measured, tuple) else (measured, None)
         return Finding(recipe=self, quick=quick, figures=figures, page=page)
 

@@ -41,37 +41,43 @@ class Where:
 
     @property
     def set_name(self) -> str:
-        """The registered data set, or the name of the folder or file."""
-        own = self.data.get("path") or (self.data.get("root") if self.data.get("name") == "image_folder" else "")
-        return Path(own).stem if own else str(self.data.get("name", ""))
+        """The registered data set; `npz` and `image_folder` for files of the user, whatever these are called."""
+        return str(self.data.get("name", ""))
 
     @property
     def label(self) -> str:
         """The label in names of folders."""
-        return self.title.replace(" with ", "-").replace(":", ".")
+        return self.title.replace(" with ", "-").replace(":", ".").replace("/", ".folder")
 
     @property
     def title(self) -> str:
-        """The title, "cifar10 with resnet20"."""
-        return " with ".join(filter(None, (self.set_name, str(self.model.get("name", "")))))
+        """The title, "cifar10 with resnet20"; a file is "mine.npz", a folder "mine/"."""
+        data = self.set_name
+        if path := self.data.get("path"):
+            data = Path(path).name
+        elif data == "image_folder" and (root := self.data.get("root")):
+            data = f"{Path(root).name}/"
+        return " with ".join(filter(None, (data, str(self.model.get("name", "")))))
 
 
 def where_of(data: str, root: str = "", model: str = "") -> Where:
     """Parse the options.
 
     Raises:
-        ConfigError: there is no such data set or model, or the data set has no files.
+        ConfigError: there is no such data set or model, or `root` is given for data that have none.
     """
     return Where(data=_data(data, root), model=_model(model))
 
 
 def _data(data: str, root: str) -> dict[str, Any]:
     path = Path(data).expanduser()
-    if data.endswith(".npz") and path.is_file():
-        return {"name": "npz", "path": str(path.resolve())}
+    is_file = data.endswith(".npz") and path.is_file()
+    if is_file or (data not in KINDS["dataset"].table and ":" not in data and path.is_dir()):
+        if root:
+            raise ConfigError(f"--data {data} is a path already: drop --data-root.")
+        key, name = ("path", "npz") if is_file else ("root", "image_folder")
+        return {"name": name, key: str(path.resolve())}
     if data not in KINDS["dataset"].table and ":" not in data:
-        if path.is_dir():
-            return {"name": "image_folder", "root": str(path.resolve())}
         raise ConfigError(
             f"--data {data} was given, but it is neither an .npz file nor a folder with one folder a class here, nor "
             f"a registered data set.{one_of(data, KINDS['dataset'].table)}."
@@ -112,9 +118,7 @@ def cost(plays: Plays) -> str:
     """
     found = on_all_cores({"timed": partial(_timed, plays.experiment)})["timed"]
     if isinstance(found, str):
-        raise ConfigError(
-            f"the recipe cannot be played there: {found} (data.root is --data-root here, model.name is --model)"
-        )
+        raise ConfigError(f"the recipe cannot be played there: {found} (model.name is --model here)")
     seconds, num_bytes = found
     rounds, processes = from_dict(dict(plays.experiment)).rounds, plays.processes or os.cpu_count() or 1
     minutes = plays.trainings * rounds * seconds / min(processes, plays.trainings) / 60
@@ -125,12 +129,17 @@ def cost(plays: Plays) -> str:
     )
 
 
+def in_options(error: FedSignError) -> str:
+    """Return an error's text, with the option of `fedsign reproduce` for the folder of the data."""
+    return str(error).replace("--set data.root=PATH", "--data-root PATH")
+
+
 def _timed(experiment: Mapping[str, Any]) -> tuple[float, int] | str:
     """Return the seconds of a round, without one-time work, and this process's peak memory."""
     try:
         _, first, last = (_seconds(experiment, rounds) for rounds in (1, 1, 1 + _TIMED_ROUNDS))  # one warm-up
     except FedSignError as error:  # as text, because not every exception can be pickled
-        return str(error)
+        return in_options(error)
     unit = 1 if sys.platform == "darwin" else 1024
     return max(last - first, 0.0) / _TIMED_ROUNDS, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -25,7 +25,7 @@ def arrays(folder: Path) -> Path:
 def test_data_is_a_named_set_a_folder_of_classes_or_an_npz(tmp_path: Path) -> None:
     assert where_of("mnist", str(tmp_path)).data == {"name": "mnist", "root": str(tmp_path)}
     assert where_of(str(tmp_path)).data == {"name": "image_folder", "root": str(tmp_path)}
-    assert where_of(str(arrays(tmp_path)), model="mlp").title == "mine with mlp"
+    assert where_of(str(arrays(tmp_path)), model="mlp").title == "mine.npz with mlp"
     with pytest.raises(ConfigError, match=r"neither an .npz file nor a folder .*Did you mean 'mnist'"):
         where_of("mnistt")
     with pytest.raises(ConfigError, match="drop --data-root"):
@@ -49,6 +49,34 @@ def test_a_verdict_is_expected_only_of_what_was_measured(tmp_path: Path) -> None
             recipes.get(name, data="digits")
 
 
+@pytest.mark.parametrize("name", ["digits.npz", "digits"])
+def test_data_named_like_a_known_set_are_not_that_set(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    arrays(tmp_path).rename(path) if path.suffix else path.mkdir()
+    known, own = where_of("digits"), where_of(str(path))
+    assert known.label != own.label, "both would be played into one folder"
+    for recipe in ("niid-bench", "valley-gradient"):
+        assert recipes.get(recipe, data="digits").expected is not None
+        assert recipes.get(recipe, data=str(path)).expected is None
+    for recipe, model in (("fedsign-table", "vgg8"), ("niid-bench", "niid_cnn")):
+        plays = recipes.get(recipe, data="digits").plays
+        assert plays is not None
+        assert [plays(False, where).experiment["model"]["name"] for where in (known, own)] == ["mlp", model]
+
+
+def test_a_file_named_like_a_published_set_is_refused_where_other_data_are(tmp_path: Path) -> None:
+    data = str(arrays(tmp_path).rename(tmp_path / "mnist.npz"))
+    for name in ("mcmahan-mnist", "flower-niid-bench", "federated-learning-pytorch"):
+        with pytest.raises(ConfigError, match=r"mnist.npz was given, but .* was published on mnist"):
+            recipes.get(name, data=data)
+
+
+def test_a_path_takes_no_data_root(tmp_path: Path) -> None:
+    for data in (tmp_path, arrays(tmp_path)):
+        with pytest.raises(ConfigError, match="is a path already: drop --data-root"):
+            where_of(str(data), root="/nowhere")
+
+
 def test_what_a_recipe_plays_is_on_the_data_that_were_asked_for() -> None:
     where = Where(data={"name": "mnist"}, model={"name": "cnn"})
     for name, recipe in recipes.all_recipes().items():
@@ -63,7 +91,7 @@ def test_a_combination_that_nobody_measured_says_so_and_its_cost_and_is_no_failu
     done = fedsign("reproduce", "valley-gradient", "--data", str(arrays(tmp_path)), "--quick", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     said = (
-        r"nobody has measured valley-gradient on mine: 2 trainings of 40 rounds, .* by a timed round of "
+        r"nobody has measured valley-gradient on mine.npz: 2 trainings of 40 rounds, .* by a timed round of "
         r".* GB a process\."
     )
     assert re.search(said, " ".join(done.stderr.split()))
@@ -71,5 +99,6 @@ def test_a_combination_that_nobody_measured_says_so_and_its_cost_and_is_no_failu
 
 def test_data_that_are_missing_are_said_before_anything_is_played(tmp_path: Path) -> None:
     experiment = {"data": {"name": "mnist", "root": str(tmp_path)}, "model": {"name": "mlp"}}
-    with pytest.raises(ConfigError, match=r"cannot be played there: MNIST was not found.*--data-root"):
+    with pytest.raises(ConfigError, match=r"MNIST was not found.* another folder with --data-root PATH") as error:
         cost(Plays(trainings=1, experiment=experiment))
+    assert "--set" not in str(error.value)
