@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import table
+from fedsign.registry import KINDS
 from fedsign.storage.disk import write_text
 from simulations.recipes import table as recipes
 from simulations.recipes.base import Finding, Part, Recipe, Threshold, Verdict
@@ -67,6 +68,8 @@ def take_in(path: Path) -> None:
     if found["quick"] or found["reason"]:
         raise SystemExit(f"{path} is a quick check, or could not be measured: only full measurements are kept.")
     name, _, data = found["name"].partition(" on ")
+    if data and data not in KINDS["dataset"].table:
+        raise SystemExit(f"{path} was measured on {data}: only findings on registered data sets are kept.")
     kept = {"recipe": name, "data": data, "date": datetime.now(UTC).date().isoformat(), "figures": found["figures"]}
     target = FINDINGS / f"{name}{'-' if data else ''}{data}.json"
     write_text(target, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
@@ -158,9 +161,12 @@ def _of_part(part: Part, figures: dict[str, float]) -> str:
 def _shown(part: Part, found: dict[str, Any]) -> str:
     """Return the decisive metrics: those that fail, or all; three at most."""
     figures = found["figures"]
-    known = {each.figure: each for each in part.thresholds if each.figure in figures}
-    failing = {name: each for name, each in known.items() if not each.is_met(figures)}
-    shown = [f"`{name}` {figures[name]:.3g} ({each.condition})" for name, each in (failing or known).items()]
+    known = [each for each in part.thresholds if each.figure in figures]
+    failing = [each for each in known if not each.is_met(figures)]
+    conditions: dict[str, list[str]] = {}
+    for each in failing or known:
+        conditions.setdefault(each.figure, []).append(each.condition)
+    shown = [f"`{name}` {figures[name]:.3g} ({', '.join(said)})" for name, said in conditions.items()]
     more = [f"{len(shown) - 3} more"] if len(shown) > 3 else []
     return "; ".join([*shown[:3], *more]) + (" †" if found.get("rounded") and shown else "")
 

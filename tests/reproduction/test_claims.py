@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import claims
 from simulations.recipes import table as recipes
-from simulations.recipes.base import Recipe, Verdict, above, at_most, part
+from simulations.recipes.base import Recipe, Verdict, above, at_least, at_most, part
 
 MEASURED = [(found["recipe"], found["data"], found["figures"]) for each in claims.findings().values() for found in each]
 
@@ -58,6 +58,20 @@ def test_a_figure_that_is_missing_leaves_the_verdict_open_only_where_it_decides(
     assert claims.verdict(recipe, {"control": 1.0}) is Verdict.NOT_DECIDABLE
     between = [part("a", above(0, "a")), part("b", above(0.5, "b"), at_most(1, "b"))]
     assert claims.verdict(replace(recipe, parts=between), {"a": -1.0, "control": 0.0}) is None  # b may be between
+
+
+def test_a_figure_with_two_thresholds_shows_the_one_that_it_misses() -> None:
+    ratio = part("within a factor of 1.5", at_least(0.5, "ratio"), at_most(1.5, "ratio"))
+    assert claims._shown(ratio, {"figures": {"ratio": 0.356}}) == "`ratio` 0.356 (at least 0.5)"
+    assert claims._shown(ratio, {"figures": {"ratio": 2.0}}) == "`ratio` 2 (at most 1.5)"
+    assert claims._shown(ratio, {"figures": {"ratio": 1.0}}) == "`ratio` 1 (at least 0.5, at most 1.5)"
+
+
+def test_a_file_of_the_user_is_no_finding(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    found.write_text(json.dumps({"name": "n on digits.npz", "quick": False, "reason": "", "figures": {}}))
+    with pytest.raises(SystemExit, match="registered data sets"):
+        claims.take_in(found)
 
 
 def test_a_quick_check_is_no_finding(tmp_path: Path) -> None:
