@@ -26,7 +26,7 @@ from fedsign.comparison.summary import (
 )
 from fedsign.intervals import mean_and_std, paired_difference
 from simulations.comparison.table import as_json, print_summary
-from simulations.recipes.algorithms.tables import best_in, means, pooled_difference
+from simulations.recipes.algorithms.tables import best_in, means
 from simulations.recipes.cells import paired_difference as recipe_difference
 from tests.unit.report_samples import ALPHAS, a_comparison
 
@@ -259,14 +259,6 @@ def test_a_recipe_does_not_call_a_strategy_best_that_lost_seeds(tmp_path: Path) 
     assert means(failed)["fedavg"] == failed.entries[0].mean and math.isnan(means(failed)["feddyn"])
     low = a_comparison(tmp_path / "low", strategies=["fedavg", "feddyn"], seeds=3, metric="rmse")
     assert best_in(low, "feddyn") == 1
-
-
-def test_a_recipes_difference_over_conditions_is_of_the_seeds_that_have_all_of_them(tmp_path: Path) -> None:
-    """Seeds 0 and 1 differ by (1 + 3) / 2 and (3 + 5) / 2; seed 2 diverged under the second condition."""
-    values = iter([(0.0, 0.0, 0.0), (1.0, 3.0, 100.0), (0.0, 0.0, 0.0), (3.0, 5.0, None)])
-    whole = a_comparison(tmp_path, strategies=["fedavg", "feddyn"], conditions=ALPHAS[:2], seeds=3)
-    summary = replace(whole, entries=tuple(replace(entry, values=next(values)) for entry in whole.entries))
-    assert pooled_difference(summary, "feddyn", "fedavg")["difference"] == 3.0
 
 
 def test_a_recipes_paired_difference_has_no_figures_where_a_run_diverged() -> None:

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from fedsign.config import merged
+from fedsign.landscape.groups import GROUPS
+from fedsign.objectives.fedsign import GAMMA
 from simulations.landscape.subject import Subject
 from simulations.recipes import table as recipes
+from simulations.recipes.algorithms import tables
 from simulations.recipes.base import Finding, NotDecidableHere, Recipe, Verdict, above, at_least, at_most, part
 from simulations.recipes.command import print_finding
 from simulations.recipes.valleys.networks import networks
-from simulations.recipes.where import AT_HOME, Where
+from simulations.recipes.valleys.noises import SYMMETRIC
+from simulations.recipes.where import AT_HOME, Where, where_of
 from tests.e2e.command import fedsign
 
 
@@ -152,7 +156,37 @@ def test_a_papers_table_without_its_data_is_not_decidable_and_says_what_is_missi
     monkeypatch.chdir(tmp_path)
     finding = recipes.get("fedsign-table", data=data).check()
     assert finding.verdict is Verdict.NOT_DECIDABLE
-    assert "was not found" in finding.reason and "--data-root" in finding.reason
+    assert "was not found" in finding.reason and "--data-root PATH" in finding.reason
+    assert "--set" not in finding.reason
+
+
+def test_a_papers_table_gives_every_method_as_many_choices() -> None:
+    for data in ("digits", "cifar10"):
+        grid = tables._grid(False, where_of(data))
+        assert {name.partition(":")[0]: len(values) for name, values in grid.items()} == dict.fromkeys(
+            tables._STRATEGIES, 3
+        )
+        assert GAMMA in grid["fedsign:strategy.gamma"]
+
+
+def test_an_asymmetric_valley_is_never_symmetric_as_well() -> None:
+    """Its interval's low end, below its mean, lies above the bound that a symmetric one stays within."""
+    lows = {"smallest_low_with_signs", "smallest_low", "smallest_low_of_signs", *(f"{group}_low" for group in GROUPS)}
+    found = {
+        each.figure: each.low
+        for name, recipe in recipes.all_recipes().items()
+        if name.startswith("valley-")
+        for each in recipe.thresholds
+        if each.figure in lows
+    }
+    assert found == dict.fromkeys(lows, SYMMETRIC)
+
+
+def test_a_neuron_whose_mean_alone_grows_holds_no_part() -> None:
+    """The mean cannot fall, so that it grows decides nothing."""
+    recipe = recipes.get("relu-demo")
+    assert [each.figure for each in recipe.given] == ["smallest_step"]
+    assert "smallest_step" not in {each.figure for each in (*recipe.thresholds, *recipe.quick_thresholds)}
 
 
 @pytest.mark.slow

@@ -222,37 +222,54 @@ def softmax_demo(quick: bool) -> Figures:
 
 
 @recipe(
-    "The input of a neuron grows with each step along the signs of its weights, and more of it passes the ReLU.",
-    part("a neuron's mean input grows with each step along the signs of its weights", above(0.0, "smallest_step")),
+    "A neuron's distribution shifts to the right with each step along the signs of its weights, before and after ReLU.",
     part(
-        "a larger share of a neuron's inputs passes the ReLU with each step along the signs",
+        "a neuron's input shifts to the right with each step along the signs of its weights: every decile grows",
+        above(0.0, "smallest_step_of_deciles"),
+    ),
+    part(
+        "its output after the ReLU shifts, too: a larger share is above 0 and no decile falls",
         above(0.0, "smallest_step_of_share"),
+        at_least(0.0, "smallest_step_of_output_deciles"),
     ),
     source="FedSign, section 5",
-    quick=[above(0.0, "smallest_step")],
-    null={"smallest_step": 0.0, "smallest_step_of_share": 0.0},
-    expected=Verdict.IN_PART,
+    given=above(0.0, "smallest_step"),  # of the mean, which cannot fall
+    quick=[at_least(0.1, "share_gain_to_0")],
+    null={
+        "smallest_step": 1.0,
+        **dict.fromkeys(("smallest_step_of_deciles", "smallest_step_of_share", "share_gain_to_0"), 0.0),
+        "smallest_step_of_output_deciles": -1.0,
+    },
+    expected=Verdict.DOES_NOT_HOLD,
 )
 def relu_demo(quick: bool) -> Figures:
-    """Return means before the ReLU and the fraction that passes it, over 10,000 draws for each of 20 h (quick: 5).
+    """Return steps of means, deciles and shares above 0, over 10,000 draws for each of 20 h (quick: 5).
 
     Paper: section 5 (ReLU demonstration): h in R^d from G(0, 1), w = 0.1 h + delta, 10,000 draws of delta; (w + lambda
     sign(w))^T h for lambda in {-1, -0.5, 0, 0.5, 1}: its distribution shifts to the right with lambda, before and after
     the ReLU.  The paper does not give d; here it is 64.
 
-    The mean always grows: E[sign(w)^T h] = sum_j h_j (2 Phi(0.1 h_j) - 1) >= 0 for every h.  What can fail is that more
-    draws pass the ReLU, since the step also increases the input's standard deviation.  The smallest step of the mean is
-    over all h, that of the fraction is of its mean over h.
+    The mean always grows: E[sign(w)^T h] = sum_j h_j (2 Phi(0.1 h_j) - 1) >= 0 for every h.  So it is a precondition,
+    its smallest step over all h.  The step also increases the standard deviation, so low deciles and the fraction above
+    0 can fall; their smallest steps are of means over h.
     """
     lambdas = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
     drawn = [relu_inputs(lambdas, seed=seed) for seed in range(5 if quick else 20)]
     inputs = np.array([before.mean(1) for before, _ in drawn])
-    passed = np.array([(after > 0).mean(1) for _, after in drawn])
+    passed = np.array([(after > 0).mean(1) for _, after in drawn]).mean(0)
+    deciles = [
+        np.mean([np.quantile(each, np.arange(1, 10) / 10, axis=1) for each in side], axis=0)  # [9, lambdas]
+        for side in zip(*drawn, strict=True)
+    ]
     return {
         **{f"mean_at_{at:g}": float(value) for at, value in zip(lambdas, inputs.mean(0), strict=True)},
-        **{f"open_at_{at:g}": float(value) for at, value in zip(lambdas, passed.mean(0), strict=True)},
+        **{f"open_at_{at:g}": float(value) for at, value in zip(lambdas, passed, strict=True)},
+        **{f"lowest_decile_at_{at:g}": float(value) for at, value in zip(lambdas, deciles[0][0], strict=True)},
         "smallest_step": float(np.diff(inputs).min()),
-        "smallest_step_of_share": float(np.diff(passed.mean(0)).min()),
+        "smallest_step_of_deciles": float(np.diff(deciles[0]).min()),
+        "smallest_step_of_share": float(np.diff(passed).min()),
+        "smallest_step_of_output_deciles": float(np.diff(deciles[1]).min()),
+        "share_gain_to_0": float(passed[2] - passed[0]),
     }
 
 
