@@ -28,7 +28,7 @@ from fedsign.intervals import mean_and_std, paired_difference
 from simulations.comparison.table import as_json, print_summary
 from simulations.recipes.algorithms.tables import best_in, means
 from simulations.recipes.cells import paired_difference as recipe_difference
-from tests.unit.report_samples import ALPHAS, a_comparison
+from tests.unit.report_samples import a_comparison
 
 numbers = st.floats(-100, 100, allow_subnormal=False)
 

@@ -238,7 +238,10 @@ _CNN: dict[str, Any] = {"model": {"name": "cnn"}, "rounds": 15}
 @recipe(
     "Noise with the model's signs on any group of parameters alone finds a valley that is flat on its positive side.",
     *(
-        part(f"noise with the model's signs on {group} alone is flat on the positive side", above(SYMMETRIC, f"{group}_low"))
+        part(
+            f"noise with the model's signs on {group} alone is flat on the positive side",
+            above(SYMMETRIC, f"{group}_low"),
+        )
         for group in GROUPS
     ),
     source="FedSign, section 3.2",
