@@ -55,7 +55,7 @@ def test_data_named_like_a_known_set_are_not_that_set(name: str, tmp_path: Path)
     arrays(tmp_path).rename(path) if path.suffix else path.mkdir()
     known, own = where_of("digits"), where_of(str(path))
     assert known.label != own.label, "both would be played into one folder"
-    for recipe in ("niid-bench", "valley-gradient"):
+    for recipe in ("fedsign-table", "niid-bench", "valley-gradient"):
         assert recipes.get(recipe, data="digits").expected is not None
         assert recipes.get(recipe, data=str(path)).expected is None
     for recipe, model in (("fedsign-table", "vgg8"), ("niid-bench", "niid_cnn")):
