@@ -37,7 +37,7 @@ def _page() -> Iterator[str]:
     yield from (
         "# Settings",
         "",
-        "All keys of the configuration. `--set SECTION.KEY=VALUE` sets one; `fedsign run --show-config` prints all keys",
+        "All keys of the configuration. `--set SECTION.KEY=VALUE` sets one; `fedsign run --show-config` prints those",
         "of an experiment. `module:Name` in place of a component's name takes yours; its parameters are its settings.",
     )
     for path, table in sections:

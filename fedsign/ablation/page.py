@@ -162,8 +162,8 @@ def differences(ablation: Ablation) -> Chart:
         x=Axis(label=f"difference to FedAvg, {unit}", limits=(ticks[0], ticks[-1])),
         y=Axis(categories=names, headings=frozenset(headings)),
         rules=[(0.0, "")],
-        text="With 95 % intervals. Filled dot: significant after correction; open dot: too few seeds to tell. A chevron "
-        "at the edge: the interval continues beyond it.",
+        text="With 95 % intervals. Filled dot: significant after correction; open dot: too few seeds to tell. A "
+        "chevron at the edge: the interval continues beyond it.",
     )
 
 

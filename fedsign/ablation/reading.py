@@ -6,7 +6,7 @@ differences on the page.  The gain and the essential difference each weigh as mu
 are uncorrected and descriptive.  As in a comparison, no row is called better than one that lost fewer seeds.
 
 A control's share of the gain is mean(control - FedAvg) / mean(gain), with Fieller's interval for a ratio of paired
-means (Journal of the Royal Statistical Society B 16, 1954).  It is reported only if the verdict on the gain is "better".
+means (Journal of the Royal Statistical Society B 16, 1954).  It is reported only if the gain's verdict is "better".
 
 A run has converged if its accuracy on validation samples rises by less than 0.2 points in the last fifth of rounds.
 """

@@ -17,7 +17,8 @@ number.
 The push never ends, since sigma has no maximum.  Once the task gradient is small, weights grow by up to lr gamma/4 per
 step, times 1/(1 - momentum).  The default gamma suits a few hundred rounds of about ten local steps: on digits its
 accuracy falls from 0.967 to 0.963 from round 500 to 1,000, and its test loss rises from 0.31 to 0.78.  With hundreds
-of steps per round, training diverges after a few dozen rounds unless gamma is lower or weight decay (`client.weight_decay`) counteracts it.
+of steps per round, training diverges after a few dozen rounds unless gamma is lower or weight decay
+(`client.weight_decay`) counteracts it.
 """
 
 from collections.abc import Mapping
