@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import tomli_w
 from pydantic import ValidationError
 
-from fedsign import plugins
+from fedsign import former_names, plugins
 from fedsign.capabilities import CAPABILITIES, absent
 from fedsign.errors import ConfigError
 from fedsign.extensions import load as load_target
@@ -86,7 +86,7 @@ class ExperimentConfig(Section):
     def get(self, path: str, default: _Value) -> _Value:
         """A setting by its path; `default` if no such key exists, as when its capability was deleted."""
         try:
-            return cast(_Value, attrgetter(path)(self))
+            return cast(_Value, attrgetter(former_names.current_path(path, warns=False))(self))
         except AttributeError:
             return default
 
@@ -122,7 +122,7 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     >>> from_dict({"strategy": {"name": "fedsign"}}).strategy.settings["gamma"]
     0.0003
     """
-    complete = checked(ExperimentConfig, without_deleted(data))
+    complete = checked(ExperimentConfig, without_deleted(former_names.current_tree(data)))
     _check_names(complete)
     named = [("task", complete.task)]
     for path, _ in tables(ExperimentConfig):
@@ -221,8 +221,8 @@ def _completed(section: SectionT, path: str, elsewhere: Callable[[], Iterable[st
 
 
 def from_toml(text: str) -> ExperimentConfig:
-    """The configuration in a TOML text."""
-    return from_dict(parse_toml(text, source="the configuration"))
+    """Read a configuration from TOML text, such as a stored run's; see [Note: former keys]."""
+    return from_dict(former_names.current_tree(parse_toml(text, source="the configuration"), warns=False))
 
 
 def load(path: Path | None = None, overrides: Iterable[str] = ()) -> ExperimentConfig:
@@ -244,7 +244,7 @@ def read_tree(table: type[Section], path: Path | None, overrides: Iterable[str])
             raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}.") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"the configuration {path} is not UTF-8 text ({error}); save it as UTF-8.") from error
-        data = parse_toml(text, source=str(path))
+        data = dict(former_names.current_tree(parse_toml(text, source=str(path))))
     _assign_all(table, data, map(parse_override, overrides))
     return data
 
@@ -276,7 +276,8 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def _assign_all(table: type[Section], data: dict[str, Any], changes: Iterable[tuple[str, Any]]) -> None:
     """Assign names first: naming a component drops its old settings, but must keep those given with it."""
-    ordered = sorted(changes, key=lambda change: change[0].rpartition(".")[2] != "name")
+    current = ((former_names.current_path(path), value) for path, value in changes)
+    ordered = sorted(current, key=lambda change: change[0].rpartition(".")[2] != "name")
     for path, value in ordered:
         _assign(table, data, path, value)
     given = [path for path, _ in ordered]

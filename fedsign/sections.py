@@ -111,18 +111,18 @@ class DataPart(Part):
 
     kind = "dataset"
     name: str = "digits"
-    normalise: Literal["default", "none", "per_channel", "unit", "constants"] = "default"
-    mean: tuple[float, ...] = ()  # per channel, for normalise = "constants"
+    normalize: Literal["default", "none", "per_channel", "unit", "constants"] = "default"
+    mean: tuple[float, ...] = ()  # per channel, for normalize = "constants"
     std: tuple[Annotated[float, Field(gt=0)], ...] = ()
     augment: Literal["none", "flip", "crop_flip"] = "none"
     validation_fraction: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
 
     def check(self) -> None:
-        """`mean` and `std` belong to normalise = "constants"."""
-        if (self.normalise == "constants") != bool(self.mean) or len(self.mean) != len(self.std):
+        """`mean` and `std` belong to normalize = "constants"."""
+        if (self.normalize == "constants") != bool(self.mean) or len(self.mean) != len(self.std):
             raise ConfigError(
-                f"data.normalise={self.normalise} was given with {len(self.mean)} numbers in data.mean and "
-                f"{len(self.std)} in data.std; with normalise=constants both need a number for every channel, and "
+                f"data.normalize={self.normalize} was given with {len(self.mean)} numbers in data.mean and "
+                f"{len(self.std)} in data.std; with normalize=constants both need a number for every channel, and "
                 "otherwise none."
             )
 

@@ -20,7 +20,7 @@ from fedsign.data.base import AnySamples, Dataset, IntArray, normalized
 from fedsign.data.checks import RULES as FIT_RULES
 from fedsign.data.checks import Fit, checked_dataset
 from fedsign.data.client_data import ClientData, client_data_of
-from fedsign.data.normalise import Normalization
+from fedsign.data.normalize import Normalization
 from fedsign.data.partition.base import Split, split_of
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.splitting import hold_out_validation
@@ -65,7 +65,7 @@ class Workload:
             dataset = checked_dataset(part.build(config.seed), name=part.name)
             dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
         check(FIT_RULES, Fit(dataset, config))
-        return normalized(dataset, part.normalise, Normalization(shift=part.mean, scale=part.std))
+        return normalized(dataset, part.normalize, Normalization(shift=part.mean, scale=part.std))
 
     @cached_property
     def split(self) -> Split:

@@ -27,6 +27,7 @@ from fedsign._version import __version__
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.errors import ConfigError, FedSignError, ResultsError
+from fedsign.former_names import current_tree
 from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec
 from fedsign.sections import tables
@@ -302,7 +303,7 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
         after = experiment
     else:
         _check_tree(experiment)
-        after = configs.from_dict(configs.merged(before.model_dump(mode="json"), experiment))
+        after = configs.from_dict(configs.merged(before.model_dump(mode="json"), current_tree(experiment)))
     after = _with_path(after, {key: value for key, value in before.client if key in ("path", "chunk")})
     counted, wanted = before.what_counts(), after.what_counts()
     for tree, path in product((counted, wanted), _WHO_IS_WAITED_FOR):

@@ -19,6 +19,7 @@ from typing import Any
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import DiskFullError, EngineError, FedSignError
+from fedsign.former_names import former_tree
 from fedsign.transport.connection import Connection, Message, poll
 from fedsign.transport.process import ChildProcess, close_all
 
@@ -158,5 +159,6 @@ def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
 
 def digest_of(config: ExperimentConfig, **besides: Any) -> str:
     """Return a digest of everything that an experiment's results depend on; `besides`: further inputs."""
-    counts = {section: value for section, value in config.what_counts().items() if section not in _NO_RESULT}
+    counted = former_tree(config.what_counts())
+    counts = {section: value for section, value in counted.items() if section not in _NO_RESULT}
     return hashlib.sha256(json.dumps(counts | besides, sort_keys=True).encode()).hexdigest()[:10]

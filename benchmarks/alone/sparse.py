@@ -1,7 +1,7 @@
 """When compressed rows (CSR) pay off for sparse layers, forward and backward together, on one thread.
 
 - A layer of W inputs and W outputs under a random mask, by batch size: outputs, gradients of inputs and of weights.
-    Dense products (`nn.Linear`, gradients masked) and compressed ones (`fedsign.parameterisation.products`) in turn;
+    Dense products (`nn.Linear`, gradients masked) and compressed ones (`fedsign.parameterization.products`) in turn;
     ratios of adjacent measurements.
 - A whole training step of the recipes' language model with packed AdamW; embeddings, head and attention are dense.
 
@@ -20,8 +20,8 @@ from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
 from fedsign.models.transform import prepare_training
 from fedsign.optim.base import optimizer_of
-from fedsign.parameterisation.masks import mask_of
-from fedsign.parameterisation.products import SparseForward, pays
+from fedsign.parameterization.masks import mask_of
+from fedsign.parameterization.products import SparseForward, pays
 from fedsign.workload import Workload
 from simulations.recipes.smupar.smupar_gpt import experiment
 from simulations.sparsity.coordinates import drawn_batches
@@ -54,7 +54,7 @@ def step(width: int, density: float, products: str) -> Callable[[], None]:
     """Return a training step of 8 rows of 128 characters."""
     changes = {
         "client": {"optimizer": {"name": "packed_adamw"}},
-        "parameterisation": {"density": density},
+        "parameterization": {"density": density},
         "engine": {"sparse_products": products},
     }
     workload = Workload(experiment(width=width, lr=2**-9, changes=changes))

@@ -45,7 +45,7 @@ def experiment(player: str) -> ExperimentConfig:
             "server": {"cohort_size": 1},
             "model": {"name": "gpt", "depth": 2, "width": WIDTH, "num_heads": WIDTH // 32, "bias": False},
             "engine": {"sparse_products": "auto" if kind == "packed" else "dense"},
-            "parameterisation": {"name": "smupar", "base_width": 64, "density": 1 / int(share or 1), "init_std": 0.087},
+            "parameterization": {"name": "smupar", "base_width": 64, "density": 1 / int(share or 1), "init_std": 0.087},
             "client": {
                 "local_steps": STEPS,
                 "batch_size": BATCH,

@@ -15,7 +15,7 @@ import torch
 
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import Dataset, Samples
-from fedsign.data.normalise import Normalization
+from fedsign.data.normalize import Normalization
 from fedsign.errors import DataError, EngineError
 from fedsign.models.transform import packing_of
 from fedsign.transport.connection import Message

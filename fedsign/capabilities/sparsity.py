@@ -5,26 +5,27 @@ from fedsign.capability import Capability, Kind
 CAPABILITY = Capability(
     purpose="sparse models, masks that change, and scaling by width and density: SμPar",
     modules=(
-        "fedsign.parameterisation",
+        "fedsign.parameterisation",  # the former name
+        "fedsign.parameterization",
         "simulations.sparsity",
     ),
     sections={
-        "parameterisation": "fedsign.parameterisation.section:ParameterisationPart",
-        "sparsity": "fedsign.parameterisation.section:SparsityPart",
-        "engine": "fedsign.parameterisation.section:SparseKeys",
+        "parameterization": "fedsign.parameterization.section:ParameterizationPart",
+        "sparsity": "fedsign.parameterization.section:SparsityPart",
+        "engine": "fedsign.parameterization.section:SparseKeys",
     },
     kinds={
-        "parameterisation": Kind(
-            plural="parameterisations",
+        "parameterization": Kind(
+            plural="parameterizations",
             table={
-                "none": ("fedsign.parameterisation.schemes:none", "the model's own start, one learning rate for all"),
+                "none": ("fedsign.parameterization.schemes:none", "the model's own start, one learning rate for all"),
                 "sp": (
-                    "fedsign.parameterisation.schemes:Scheme",
+                    "fedsign.parameterization.schemes:Scheme",
                     "standard: one start and one rate at every width and density",
                 ),
-                "mup": ("fedsign.parameterisation.schemes:MuP", "maximal update: start and rates follow the width"),
+                "mup": ("fedsign.parameterization.schemes:MuP", "maximal update: start and rates follow the width"),
                 "smupar": (
-                    "fedsign.parameterisation.schemes:SmuPar",
+                    "fedsign.parameterization.schemes:SmuPar",
                     "sparse maximal update: start and rates follow width and density",
                 ),
             },
@@ -32,13 +33,13 @@ CAPABILITY = Capability(
         "sparsity": Kind(
             plural="sparsities",
             table={
-                "static": ("fedsign.parameterisation.sparsity.static:static", "masks stay as they were drawn"),
+                "static": ("fedsign.parameterization.sparsity.static:static", "masks stay as they were drawn"),
                 "rigl": (
-                    "fedsign.parameterisation.sparsity.rigl:RigL",
+                    "fedsign.parameterization.sparsity.rigl:RigL",
                     "RigL: the smallest weights make way for those with the largest gradients; in one place",
                 ),
                 "gmp": (
-                    "fedsign.parameterisation.sparsity.gmp:GMP",
+                    "fedsign.parameterization.sparsity.gmp:GMP",
                     "gradual magnitude pruning: from dense to sparse; in one place",
                 ),
             },
@@ -47,26 +48,26 @@ CAPABILITY = Capability(
     rows={
         "optimizer": {
             "packed_sgd": (
-                "fedsign.parameterisation.packed:packed_sgd",
+                "fedsign.parameterization.packed:packed_sgd",
                 "SGD whose momentum is of the weights that a sparse model has",
             ),
             "packed_adamw": (
-                "fedsign.parameterisation.packed:packed_adamw",
+                "fedsign.parameterization.packed:packed_adamw",
                 "AdamW whose moments are of the weights that a sparse model has",
             ),
         },
     },
     examples={
-        "sparse": {"model": {"name": "mlp", "hidden": [8, 16]}, "parameterisation": {"name": "sp", "density": 0.25}}
+        "sparse": {"model": {"name": "mlp", "hidden": [8, 16]}, "parameterization": {"name": "sp", "density": 0.25}}
     },
     extends={
-        "rules": "fedsign.parameterisation.rules:RULES",
-        "model_transform": "fedsign.parameterisation.apply:parameterise_as",
+        "rules": "fedsign.parameterization.rules:RULES",
+        "model_transform": "fedsign.parameterization.apply:parameterize_as",
     },
-    moved={"fedsign.optim.packed": "fedsign.parameterisation.packed"},
+    moved={"fedsign.optim.packed": "fedsign.parameterization.packed"},
     commands={
         "analyse coordinates": "simulations.sparsity.command:coordinates",
-        "analyse parameterisation": "simulations.sparsity.command:parameterisation",
+        "analyse parameterization": "simulations.sparsity.command:parameterization",
         "tune transfer": "simulations.sparsity.command:transfer",
     },
     files=("docs/how-to/sparse-clients.md",),

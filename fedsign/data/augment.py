@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsign.data.normalise import Normalization
+from fedsign.data.normalize import Normalization
 
 Preset = Literal["none", "flip", "crop_flip"]
 _PADDING = 4  # pixels

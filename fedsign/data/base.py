@@ -9,7 +9,6 @@ and `owners`.
 document's first token, and learns where documents end.  In most tokenizers they are the same token.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -20,8 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsign.data.normalise import IDENTITY, Normalization, Preset, measured
+from fedsign.data.normalize import IDENTITY, Normalization, Preset, measured
 from fedsign.errors import DataError
+from fedsign.former_names import warn
 
 IntArray = npt.NDArray[np.int64]
 _CPU = torch.device("cpu")
@@ -204,7 +204,7 @@ def _takes_former_names(**names: str) -> Callable[[_Class], _Class]:
         @wraps(init)
         def renaming(self: object, **given: Any) -> None:
             for former in names.keys() & given.keys():
-                warnings.warn(f"{former}= of {cls.__name__} is now {names[former]}=", FutureWarning, stacklevel=2)
+                warn(f"{former}= of {cls.__name__}", f"{names[former]}=")
                 given[names[former]] = given.pop(former)
             init(self, **given)
 

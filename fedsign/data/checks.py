@@ -97,10 +97,10 @@ RULES: tuple[Rule[Fit], ...] = (
         "use data.augment=none",
     ),
     Rule(
-        lambda its: its.dataset.text is not None and its.config.data.normalise not in ("default", "none"),
-        "data.normalise={config.data.normalise} was given, but data.name={config.data.name} has text, whose tokens "
+        lambda its: its.dataset.text is not None and its.config.data.normalize not in ("default", "none"),
+        "data.normalize={config.data.normalize} was given, but data.name={config.data.name} has text, whose tokens "
         "are no quantities",
-        "use data.normalise=none",
+        "use data.normalize=none",
     ),
     Rule(
         lambda its: its.config.data.augment != "none" and len(its.dataset.input_shape) != 3,

@@ -23,7 +23,7 @@ from fedsign.data import sites
 from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.data.client_data import rooted
-from fedsign.data.normalise import IDENTITY
+from fedsign.data.normalize import IDENTITY
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.registry import KINDS
@@ -72,7 +72,7 @@ class SiteData:
         if len(normalizations) > 1:
             raise DataError(
                 f"data.name={config.data.name} gives sites different normalizations; let it name the same one at "
-                "every site, or set data.normalise=none."
+                "every site, or set data.normalize=none."
             )
         tests = {site: data.test for site, data in found.items()}
         held = {site: data.validation for site, data in found.items() if data.validation is not None}

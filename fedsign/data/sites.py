@@ -128,11 +128,11 @@ RULES: tuple[Rule[ExperimentConfig], ...] = (
 _FRAME_RULES: tuple[Rule[_Agreed], ...] = (
     Rule(
         lambda its: (
-            its.config.data.normalise in ("per_channel", "unit")
-            or (its.config.data.normalise == "default" and its.frame.is_standardized)
+            its.config.data.normalize in ("per_channel", "unit")
+            or (its.config.data.normalize == "default" and its.frame.is_standardized)
         ),
-        "data.normalise={config.data.normalise} measures the data, which would give every site another scale",
-        "use data.normalise=none, or constants with data.mean and data.std",
+        "data.normalize={config.data.normalize} measures the data, which would give every site another scale",
+        "use data.normalize=none, or constants with data.mean and data.std",
     ),
     Rule(
         lambda its: (

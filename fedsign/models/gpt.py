@@ -210,7 +210,7 @@ class GPT(nn.Module):
 
     @property
     def model_roles(self) -> dict[str, Any]:
-        """Fields of `fedsign.parameterisation.roles.ModelRoles`: the roles of tensors and modules, by name patterns."""
+        """Fields of `fedsign.parameterization.roles.ModelRoles`: the roles of tensors and modules, by name patterns."""
         blocks = [f"blocks.{index}" for index in range(len(self.blocks))]
         return {
             "width": self.embedding.embedding_dim,

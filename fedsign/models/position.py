@@ -92,13 +92,13 @@ def _places(model: nn.Module) -> list[tuple[nn.Module, int]]:
     for module, following in pairwise([*leaves, None]):
         if module is classifier or not isinstance(module, nn.Conv2d | nn.Linear):
             continue
-        marked = following if following is not None and _normalises(module, following) else module
+        marked = following if following is not None and _normalizes(module, following) else module
         places.append((marked, -3 if isinstance(module, nn.Conv2d) else -1))
     _check_order(model, {module for module, _ in places})
     return places
 
 
-def _normalises(layer: nn.Module, following: nn.Module) -> bool:
+def _normalizes(layer: nn.Module, following: nn.Module) -> bool:
     match layer, following:
         case nn.Conv2d(), nn.BatchNorm2d():
             return layer.out_channels == following.num_features

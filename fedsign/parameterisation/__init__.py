@@ -1,1 +1,5 @@
-"""Parameterizations: how initialization, learning rates, and multipliers depend on width and density."""
+"""The former name of `fedsign.parameterization`."""
+
+from fedsign.former_names import import_under
+
+import_under(__name__, "fedsign.parameterization")

@@ -240,7 +240,7 @@ _RULES: tuple[Rule[Experiment], ...] = (
     _only("client.clip_norm", 0.0),
     _only("client.schedule.per", "round"),
     _only("data.augment", "none"),
-    _only("parameterisation.name", "none"),
+    _only("parameterization.name", "none"),
     _only("server.optimizer.name", "none"),
     _only("privacy.name", "none"),
     _only("attack.name", "none"),

@@ -89,10 +89,10 @@ def of_experiment(config: ExperimentConfig, *, batch: int | None, tokens: int | 
     Raises:
         ConfigError: its memory is not that of a plain model, or an option applies only to named models.
     """
-    if config.get("parameterisation.density", 1.0) != 1 or config.get("parameterisation.densities", None):
+    if config.get("parameterization.density", 1.0) != 1 or config.get("parameterization.densities", None):
         raise ConfigError(
-            "parameterisation.density below 1 was given, but memory is estimated of models with all their weights; set "
-            "parameterisation.density=1 here."
+            "parameterization.density below 1 was given, but memory is estimated of models with all their weights; set "
+            "parameterization.density=1 here."
         )
     if config.engine.precision != "float32":
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The `fedsign analyse parameterisation`, `analyse coordinates` and `tune transfer` commands: options, printed results.
+"""The `fedsign analyse parameterization`, `analyse coordinates` and `tune transfer` commands: options, printed results.
 
 Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
@@ -24,10 +24,10 @@ SchemesOption = Annotated[
 SeedsOption = Annotated[int, typer.Option(help="Number of seeds, starting at the experiment's.")]
 
 
-def parameterisation(config: ConfigArgument = None, overrides: SetOption = None, json: NumbersOption = False) -> None:
+def parameterization(config: ConfigArgument = None, overrides: SetOption = None, json: NumbersOption = False) -> None:
     """Show what a parameterization gives each tensor of an experiment's model, and why."""
     from fedsign import config as configs
-    from simulations.sparsity import parameterisation as looking
+    from simulations.sparsity import parameterization as looking
 
     found = looking.look(configs.load(config, overrides or []))
     if json:
@@ -151,10 +151,10 @@ def transfer(
         steps=steps,
         samples=samples,
     )
-    scheme = experiment.get("parameterisation.name", "none")
+    scheme = experiment.get("parameterization.name", "none")
     if toml and scheme not in asked.schemes:
         raise ConfigError(
-            f"--toml was given, but parameterisation.name={scheme} is not among the schemes {schemes}; "
+            f"--toml was given, but parameterization.name={scheme} is not among the schemes {schemes}; "
             "add it to --schemes."
         )
     folder = out or Path("tuning") / experiment.name

@@ -24,8 +24,8 @@ from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.transform import prepare_training
 from fedsign.optim.base import optimizer_of
-from fedsign.parameterisation.roles import roles_of_model
-from fedsign.parameterisation.section import ParameterisationPart, SparsityPart
+from fedsign.parameterization.roles import roles_of_model
+from fedsign.parameterization.section import ParameterizationPart, SparsityPart
 from fedsign.registry import one_of
 from fedsign.report.analysis import Found
 from fedsign.report.chart import Axis, Chart, Series
@@ -58,17 +58,17 @@ def variant(config: ExperimentConfig, scheme: str, density: float, **changes: An
     Raises:
         ConfigError: the configuration has no parameterization.
     """
-    part = ParameterisationPart.of(config)
+    part = ParameterizationPart.of(config)
     if not part.is_chosen:
         raise ConfigError(
-            "parameterisation.name=none was given, but schemes are compared from one base; name it, such as --set "
-            "parameterisation.name=smupar --set parameterisation.base_width=64."
+            "parameterization.name=none was given, but schemes are compared from one base; name it, such as --set "
+            "parameterization.name=smupar --set parameterization.base_width=64."
         )
     name, own = VARIANTS[scheme]
-    taken = plugins.names_of("parameterisation", name)
+    taken = plugins.names_of("parameterization", name)
     settings = {key: value for key, value in part.settings.items() if key in taken}
     data = config.replace(**changes).model_dump(mode="json")
-    return from_dict(data | {"parameterisation": settings | own | {"name": name, "density": density}})
+    return from_dict(data | {"parameterization": settings | own | {"name": name, "density": density}})
 
 
 def facts_of(config: ExperimentConfig) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def facts_of(config: ExperimentConfig) -> dict[str, Any]:
         "model": config.model.name,
         "data": config.data.name,
         "optimizer": config.client.optimizer.name,
-        "parameterisation": ParameterisationPart.of(config).model_dump(mode="json"),
+        "parameterization": ParameterizationPart.of(config).model_dump(mode="json"),
         "sparsity": SparsityPart.of(config).model_dump(mode="json"),
     }
 

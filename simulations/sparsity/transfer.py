@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.roles import roles_of_model
-from fedsign.parameterisation.section import ParameterisationPart
+from fedsign.parameterization.roles import roles_of_model
+from fedsign.parameterization.section import ParameterizationPart
 from fedsign.registry import one_of
 from fedsign.report.analysis import Found
 from fedsign.report.chart import Axis, Chart, Series
@@ -34,14 +34,14 @@ from simulations.sparsity import training
 from simulations.sparsity.cells import Cell, losses_of
 from simulations.sparsity.coordinates import check_sweep, facts_of, variant
 
-SETTINGS = {"rate": "client.lr", "init": "parameterisation.init_std"}
+SETTINGS = {"rate": "client.lr", "init": "parameterization.init_std"}
 _AROUND = [2.0**power for power in range(-4, 5)]  # times the experiment's value
 _WIDTHS = ("width", "hidden", "channels")  # settings that determine a model's width; the first one present counts
 _SCALED = (*_WIDTHS, "num_heads", "num_kv_heads", "ffn_width")  # heads keep their width
 _FEWEST_INPUTS = 4  # of a sparse unit; with fewer, the rules' averages no longer apply
 
 _SHOWN = 1.6  # times the lowest loss; larger ones are not plotted
-_NAMES = {"client.lr": "learning rate", "parameterisation.init_std": "standard deviation of the start"}
+_NAMES = {"client.lr": "learning rate", "parameterization.init_std": "standard deviation of the start"}
 
 _log = logging.getLogger("fedsign")
 
@@ -94,9 +94,9 @@ def tune(config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int |
         FedSignError: it cannot be tried, or a cell could not be played.
     """
     check(asked)
-    if ParameterisationPart.of(config).settings.get("densities"):
+    if ParameterizationPart.of(config).settings.get("densities"):
         raise ConfigError(
-            "parameterisation.densities was given, which stands before the densities that are tried; drop it from "
+            "parameterization.densities was given, which stands before the densities that are tried; drop it from "
             "the experiment."
         )
     own_width = roles_of_model(Workload(variant(config, asked.schemes[0], 1.0)).make_model()).width
@@ -147,7 +147,7 @@ def width_of(config: ExperimentConfig) -> int:
 
 def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
     """Fill in default values and widths."""
-    init_std = ParameterisationPart.of(config).settings.get("init_std", 0.02)
+    init_std = ParameterizationPart.of(config).settings.get("init_std", 0.02)
     own = config.client.lr if asked.setting == "rate" else init_std
     widths = list(asked.widths) or [own_width]
     thin = [pair for pair in product(widths, asked.densities) if prod(pair) < _FEWEST_INPUTS]
@@ -165,7 +165,7 @@ def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
 
 def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[Cell]:
     """Return the cells, seed by seed, so that an interrupted sweep has complete seeds; the first seed's are checked."""
-    config, base_density = training.held_out(config), ParameterisationPart.of(config).settings.get("base_density", 1.0)
+    config, base_density = training.held_out(config), ParameterizationPart.of(config).settings.get("base_density", 1.0)
     last: Workload | None = None
     for seed, scheme, width, density in product(
         range(config.seed, config.seed + asked.seeds), asked.schemes, asked.widths, asked.densities

@@ -591,7 +591,7 @@ def test_two_hundred_cells_are_checked_in_seconds_on_data_that_are_read_once(
         {"partition.num_clients": 5},
         {"seed": 1},
         {"data.validation_fraction": 0.2},
-        {"data.normalise": "none"},
+        {"data.normalize": "none"},
     ],
     ids=str,
 )

@@ -107,14 +107,14 @@ def test_clients_evaluate(tmp_path: Path) -> None:
 
 
 def test_the_scale_is_measured(tmp_path: Path) -> None:
-    assert lines(run(tree(tmp_path, "all others", data={"normalise": "unit"}))) != lines(
+    assert lines(run(tree(tmp_path, "all others", data={"normalize": "unit"}))) != lines(
         run(tree(tmp_path, "all others"))
     )
 
 
 def test_a_measured_scale_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedSignError, match="would give every site another scale"):
-        run(tree(tmp_path, "sites", data={"normalise": "unit"}))
+        run(tree(tmp_path, "sites", data={"normalize": "unit"}))
     assert not list(tmp_path.iterdir())
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import Subset, TensorDataset
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, LazySamples, Samples, features_of, normalized
 from fedsign.data.checks import checked_dataset
-from fedsign.data.normalise import Normalization
+from fedsign.data.normalize import Normalization
 from fedsign.data.torch_dataset import from_torch
 from fedsign.errors import DataError
 from fedsign.workload import Workload
@@ -199,7 +199,7 @@ def trained(name: str, folder: Path, **data: Any) -> list[dict[str, Any]]:
     ).rounds
 
 
-@pytest.mark.parametrize("data", [{}, {"augment": "crop_flip", "normalise": "per_channel"}], ids=["plain", "presets"])
+@pytest.mark.parametrize("data", [{}, {"augment": "crop_flip", "normalize": "per_channel"}], ids=["plain", "presets"])
 def test_a_run_on_streamed_samples_has_the_bits_of_one_on_samples_in_memory(
     tmp_path: Path, data: dict[str, Any]
 ) -> None:

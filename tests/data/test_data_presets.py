@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedsign.config import from_dict
 from fedsign.data.augment import augmented
 from fedsign.data.base import Dataset, Samples, normalized
-from fedsign.data.normalise import IDENTITY, Normalization, measured
+from fedsign.data.normalize import IDENTITY, Normalization, measured
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
 from fedsign.seeding import Purpose, torch_stream
@@ -65,13 +65,13 @@ def test_a_constant_channel_becomes_0(preset: Any) -> None:
 
 def test_default_and_none_leave_the_digits_as_they_are() -> None:
     for preset in ("default", "none"):
-        work = Workload(from_dict({"data": {"name": "digits", "normalise": preset}}))
+        work = Workload(from_dict({"data": {"name": "digits", "normalize": preset}}))
         raw = work.config.data.build(0)
         assert torch.equal(work.dataset.train.features, raw.train.features)
 
 
 def test_held_out_samples_do_not_count_for_the_scale() -> None:
-    work = Workload(from_dict({"data": {"name": "digits", "normalise": "per_channel", "validation_fraction": 0.5}}))
+    work = Workload(from_dict({"data": {"name": "digits", "normalize": "per_channel", "validation_fraction": 0.5}}))
     train = work.dataset.train.features
     raw = hold_out_validation(work.config.data.build(0), 0.5, 0)
     assert work.dataset.normalization == measured("per_channel", [raw.train.features])
@@ -88,7 +88,7 @@ def images(num: int = 200, *, height: int = 6, width: int = 5) -> torch.Tensor:
 def test_every_image_is_a_window_of_itself_padded_by_4_black_pixels_perhaps_mirrored(
     normalization: Normalization,
 ) -> None:
-    """Pad the raw image, cut a window, mirror, and normalise: one of 9 x 9 x 2 results, written with NumPy."""
+    """Pad the raw image, cut a window, mirror, and normalize: one of 9 x 9 x 2 results, written with NumPy."""
     raw = images()
     with torch_stream(0, Purpose.TRAINING):
         found = augmented(normalization.apply(raw), "crop_flip", normalization).numpy()
@@ -230,7 +230,7 @@ validation_accuracy = validation_anything = validation_loss
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("normalise", "zscore"), ("augment", "rotate"), ("validation_fraction", 1.0), ("validation_fraction", -0.1)],
+    [("normalize", "zscore"), ("augment", "rotate"), ("validation_fraction", 1.0), ("validation_fraction", -0.1)],
 )
 def test_other_presets_are_refused(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"data\.{key}="):
@@ -239,13 +239,11 @@ def test_other_presets_are_refused(key: str, value: Any) -> None:
 
 def test_former_names_are_taken_with_a_warning() -> None:
     given = dataset(torch.tensor([[2.0], [4.0]]), classes=2)
-    with pytest.warns(FutureWarning, match="Normalisation is now Normalization"):
-        from fedsign.data.normalise import Normalisation
     with pytest.warns(FutureWarning, match="normalisation= of Dataset is now normalization="):
         made = Dataset(
             train=given.train,
             test=given.test,
             class_names=given.class_names,
-            normalisation=Normalisation(shift=(1.0,), scale=(2.0,)),  # type: ignore[call-arg]
+            normalisation=Normalization(shift=(1.0,), scale=(2.0,)),  # type: ignore[call-arg]
         )
     assert normalized(made, "default").train.features.tolist() == [[0.5], [1.5]]

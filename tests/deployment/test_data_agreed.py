@@ -184,8 +184,8 @@ def normalized_by(**data: Any) -> Workload:
     )
 
 
-def test_constants_normalise_by_the_configurations_numbers() -> None:
-    features = normalized_by(normalise="constants", mean=[4.0, 1.0], std=[2.0, 4.0]).dataset.train.features
+def test_constants_normalize_by_the_configurations_numbers() -> None:
+    features = normalized_by(normalize="constants", mean=[4.0, 1.0], std=[2.0, 4.0]).dataset.train.features
     raw = torch.arange(12.0).reshape(6, 2)
     assert torch.equal(features, torch.stack([(raw[:, 0] - 4) / 2, (raw[:, 1] - 1) / 4], dim=1))
 
@@ -193,20 +193,20 @@ def test_constants_normalise_by_the_configurations_numbers() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        {"normalise": "constants"},
-        {"normalise": "constants", "mean": [1.0], "std": [1.0, 2.0]},
+        {"normalize": "constants"},
+        {"normalize": "constants", "mean": [1.0], "std": [1.0, 2.0]},
         {"mean": [1.0], "std": [1.0]},
         {"std": [1.0]},
     ],
 )
 def test_constants_need_a_mean_and_a_deviation_each_and_nothing_else_takes_them(data: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"data\.normalise=\w+ was given with \d numbers in data\.mean"):
+    with pytest.raises(ConfigError, match=r"data\.normalize=\w+ was given with \d numbers in data\.mean"):
         from_dict({"data": data})
 
 
 def test_constants_are_one_for_each_channel() -> None:
     with pytest.raises(DataError, match=r"data\.mean has 3 numbers and a sample 2 channels"):
-        _ = normalized_by(normalise="constants", mean=[0.0] * 3, std=[1.0] * 3).dataset
+        _ = normalized_by(normalize="constants", mean=[0.0] * 3, std=[1.0] * 3).dataset
 
 
 @pytest.mark.parametrize(

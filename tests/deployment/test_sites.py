@@ -16,7 +16,7 @@ from torch import Tensor
 from clients.deployment.evaluator import samples_of_sites
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, LazySamples, Samples
-from fedsign.data.normalise import Normalization
+from fedsign.data.normalize import Normalization
 from fedsign.data.npz import npz
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.metrics.accuracy import accuracy
@@ -303,8 +303,8 @@ def test_a_class_that_a_site_lacks_is_fine(roots: list[str], tmp_path: Path) -> 
         ({"partition": {"num_clients": 4}}, r"site 3 of partition\.num_clients=4 has no data here"),
         ({"partition": {"num_clients": 2}}, r"partition\.roots holds 3 entries for partition\.num_clients=2 sites"),
         ({"partition": {"names": ["a"]}}, r"partition\.names holds 1 entries"),
-        ({"data": {"normalise": "unit"}}, r"data\.normalise=unit measures the data"),
-        ({"data": {"normalise": "per_channel"}}, r"would give every site another scale"),
+        ({"data": {"normalize": "unit"}}, r"data\.normalize=unit measures the data"),
+        ({"data": {"normalize": "per_channel"}}, r"would give every site another scale"),
         ({"server": {"evaluation": "server"}}, r"the server has no test samples; name them with"),
         ({"server": {"evaluate_clients": 4}}, r"server\.evaluate_clients=4 exceeds the 3 clients"),
         ({"metrics": ["rmse"]}, r"'rmse' says nothing"),
@@ -403,7 +403,7 @@ def table_tree(root: Path, roots: list[str]) -> dict[str, Any]:
         "levels": {"sex": ["f", "m"]},
         "class_names": ["well", "ill"],
         "test_path": "held.csv",
-        "normalise": "constants",
+        "normalize": "constants",
         "mean": [50.0, 0.0, 0.0],
         "std": [10.0, 1.0, 1.0],
     }
@@ -431,8 +431,8 @@ def test_tables_lie_at_sites_with_agreed_columns_texts_and_scales(tmp_path: Path
 
 def test_the_customary_scale_of_tables_is_refused(tmp_path: Path) -> None:
     changed = table_tree(tmp_path, ["a", "b"])
-    changed["data"] |= {"normalise": "default", "mean": [], "std": []}
-    with pytest.raises(ConfigError, match=r"data\.normalise=default measures the data"):
+    changed["data"] |= {"normalize": "default", "mean": [], "std": []}
+    with pytest.raises(ConfigError, match=r"data\.normalize=default measures the data"):
         run(changed)
 
 

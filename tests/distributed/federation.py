@@ -98,7 +98,7 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "smupar": {
         "client": {"optimizer": {"name": "packed_adamw"}, "lr": 0.01, "weight_decay": 0.1},
-        "parameterisation": {"name": "smupar", "density": 0.5, "base_width": 5},
+        "parameterization": {"name": "smupar", "density": 0.5, "base_width": 5},
     },
 }
 STRATEGY_OF = {"plain": "auto", "lisa": "NII", "smupar": "GGG"}

@@ -149,7 +149,7 @@ def test_validation_text_is_held_out_of_training() -> None:
         ({"metrics": ["accuracy"]}, r"'accuracy' says nothing; use one of perplexity, token_accuracy"),
         ({"metrics": ["rmse"]}, r"'rmse' says nothing; use one of perplexity, token_accuracy"),
         ({"data": {"name": f"{HERE}:some_text", "augment": "flip"}}, r"data.augment=flip .* use data.augment=none"),
-        ({"data": {"name": f"{HERE}:some_text", "normalise": "unit"}}, r"data.normalise=unit .* data.normalise=none"),
+        ({"data": {"name": f"{HERE}:some_text", "normalize": "unit"}}, r"data.normalize=unit .* data.normalize=none"),
         ({"data": {"name": "digits"}}, r"task=language was given, but data.name=digits has class labels"),
         (
             {"data": {"name": "digits"}, "task": "classification"},

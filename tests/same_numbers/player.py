@@ -12,6 +12,7 @@ it: `stop_after` = the round after which the run is stopped and resumed; `comman
 import atexit
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -21,11 +22,13 @@ import traceback
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("fedsign", "strategies", "clients", "simulations")
 LIMIT_S = 600  # for a configuration
+FORMER = (("normalize", "normalise"), ("parameterization", "parameterisation"))  # keys before fedsign.former_names
 HERE = Path(__file__).parent
 
 
@@ -112,7 +115,11 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if find_spec("fedsign.former_names") is None:
+        for key, former in FORMER:
+            text = re.sub(rf"\b{key}\b", former, text)
+    return tomllib.loads(text)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ GROUPED: dict[str, list[dict[str, Any]]] = {
         for row in KINDS["strategy"].table
         if not row.startswith("flower_") and row not in SHARDED
     ],
-    "sparse clients": [{"parameterisation": {"name": "smupar", "density": 0.5, "base_width": 7}}],
+    "sparse clients": [{"parameterization": {"name": "smupar", "density": 0.5, "base_width": 7}}],
     "language models": [
         {
             "data": {"name": "pytext", "block_length": 16},
@@ -86,7 +86,7 @@ ONE: dict[str, dict[str, Any]] = {
     "client.optimizer.moments=reset": {"client": {"optimizer": {"name": "lisa", "moments": "reset"}}},
     "masks that change": {
         "sparsity": {"name": "rigl", "every": 2, "last_step": 10},
-        "parameterisation": {"name": "sp", "density": 0.5},
+        "parameterization": {"name": "sp", "density": 0.5},
     },
     "engine.sparse_products=csr": {"engine": {"name": "in_process", "sparse_products": "csr"}},
     "client.micro_batch": {"client": {"micro_batch": 2}},

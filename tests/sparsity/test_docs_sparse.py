@@ -32,7 +32,7 @@ def shortened(command: str) -> list[str]:
 def test_the_page_shows_every_tool() -> None:
     shown = [" ".join(shlex.split(command)[1:4]) for command in COMMANDS]
     assert shown == [
-        "analyse parameterisation sparse.toml",
+        "analyse parameterization sparse.toml",
         "analyse coordinates sparse.toml",
         "tune transfer sparse.toml",
         "tune transfer sparse.toml",

@@ -14,12 +14,12 @@ from fedsign.errors import ConfigError
 from fedsign.models.cnn import cnn
 from fedsign.models.gpt import gpt
 from fedsign.optim.base import optimizer_of
-from fedsign.parameterisation.apply import Parameterised, parameterise, parameterised
-from fedsign.parameterisation.masks import Mask
-from fedsign.parameterisation.schemes import SmuPar
-from fedsign.parameterisation.sparsity.base import Masked, MaskRule, largest
-from fedsign.parameterisation.sparsity.gmp import GMP
-from fedsign.parameterisation.sparsity.rigl import RigL
+from fedsign.parameterization.apply import Parameterized, parameterize, parameterized
+from fedsign.parameterization.masks import Mask
+from fedsign.parameterization.schemes import SmuPar
+from fedsign.parameterization.sparsity.base import Masked, MaskRule, largest
+from fedsign.parameterization.sparsity.gmp import GMP
+from fedsign.parameterization.sparsity.rigl import RigL
 from fedsign.sections import OptimizerPart
 from fedsign.workload import Workload
 from simulations.api import run
@@ -35,19 +35,19 @@ GRADUAL = GMP(initial_density=1.0, every=2, first_step=1, last_step=9)
 def text_model(rule: MaskRule | None) -> nn.Module:
     torch.manual_seed(0)
     model = gpt((LENGTH,), VOCABULARY, depth=2, width=32, num_heads=2)
-    parameterise(model, SmuPar(base_width=16, density=DENSITY, init_std=0.1), seed=3, rule=rule)
+    parameterize(model, SmuPar(base_width=16, density=DENSITY, init_std=0.1), seed=3, rule=rule)
     return model
 
 
 def image_model(rule: MaskRule | None) -> nn.Module:
     torch.manual_seed(0)
     model = cnn((3, 8, 8), 5, channels=(16, 32))
-    parameterise(model, SmuPar(base_width=16, density=DENSITY, init_std=0.1), seed=3, rule=rule)
+    parameterize(model, SmuPar(base_width=16, density=DENSITY, init_std=0.1), seed=3, rule=rule)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def made_of(model: nn.Module) -> Parameterised:
-    made = parameterised(model)
+def made_of(model: nn.Module) -> Parameterized:
+    made = parameterized(model)
     assert made is not None and made.masks
     return made
 
@@ -129,7 +129,7 @@ def test_a_change_of_rigl_drops_the_smallest_and_grows_what_the_gradient_asks_fo
 
 def check_rigl(
     name: str,
-    made: Parameterised,
+    made: Parameterized,
     model: nn.Module,
     its: torch.optim.Optimizer,
     before: Tensor,
@@ -331,7 +331,7 @@ BASE: dict[str, Any] = {
     "partition": {"num_clients": 2, "alpha": 1.0},
     "server": {"cohort_size": 2},
     "client": {"optimizer": {"name": "packed_adamw"}},
-    "parameterisation": {"name": "smupar", "density": 0.25, "base_width": 64},
+    "parameterization": {"name": "smupar", "density": 0.25, "base_width": 64},
     "sparsity": {"name": "rigl", "every": 2, "last_step": 10},
 }
 
@@ -359,7 +359,7 @@ def no_rule() -> Any:
     ("changes", "said"),
     [
         ({"client": {"optimizer": {"name": "adamw"}}}, "use packed_sgd or packed_adamw"),
-        ({"parameterisation": {"name": "none"}}, "no masks to change"),
+        ({"parameterization": {"name": "none"}}, "no masks to change"),
         ({"sparsity": {"name": "gmp", "last_step": 5, "initial_density": 0.125}}, "raise it, or lower"),
         ({"sparsity": {"name": "gmp", "last_step": 300, "initial_density": 0.125}}, "is below a density of 0.25"),
         ({"sparsity": {"name": f"{__name__}:no_rule"}}, "expected a MaskRule"),

@@ -10,8 +10,8 @@ import torch
 
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.apply import parameterised
-from fedsign.parameterisation.masks import Mask, mask_of
+from fedsign.parameterization.apply import parameterized
+from fedsign.parameterization.masks import Mask, mask_of
 from fedsign.seeding import Purpose, named_words
 from fedsign.workload import Workload
 
@@ -90,20 +90,20 @@ def test_exact_masks_of_other_seeds_and_names_are_independent() -> None:
 
 BASE: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [16, 32, 16]},
-    "parameterisation": {"name": "smupar", "base_width": 16, "density": 0.1, "densities": {"4.weight": 1 / 3}},
+    "parameterization": {"name": "smupar", "base_width": 16, "density": 0.1, "densities": {"4.weight": 1 / 3}},
 }
 
 
 def test_a_configuration_says_how_masks_are_drawn_and_without_it_they_are_bernoulli() -> None:
     """51.2 and 170.7 of 512 weights each."""
-    made = parameterised(Workload(from_dict({**BASE, "sparsity": {"draw": "exact"}})).make_model())
+    made = parameterized(Workload(from_dict({**BASE, "sparsity": {"draw": "exact"}})).make_model())
     assert made is not None and {name: mask.num for name, mask in made.masks.items()} == {
         "2.weight": 51,
         "4.weight": 171,
     }
     plain = from_dict(BASE)
     assert plain.sparsity.draw == "bernoulli"
-    made = parameterised(Workload(plain).make_model())
+    made = parameterized(Workload(plain).make_model())
     assert made is not None
     assert torch.equal(made.masks["2.weight"].is_there, mask_of(0, "2.weight", (32, 16), 0.1).is_there)
 
@@ -114,5 +114,5 @@ def test_a_draw_that_is_none_is_refused() -> None:
 
 
 def test_an_exact_draw_of_a_model_that_is_never_sparse_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"sparsity\.draw=exact was given with parameterisation\.name=none"):
-        from_dict({**BASE, "parameterisation": {"name": "none"}, "sparsity": {"draw": "exact"}})
+    with pytest.raises(ConfigError, match=r"sparsity\.draw=exact was given with parameterization\.name=none"):
+        from_dict({**BASE, "parameterization": {"name": "none"}, "sparsity": {"draw": "exact"}})

@@ -11,8 +11,8 @@ from fedsign.config import from_dict
 from fedsign.models.cnn import cnn
 from fedsign.models.gpt import gpt
 from fedsign.optim.base import optimizer_of
-from fedsign.parameterisation.apply import parameterise, parameterised
-from fedsign.parameterisation.schemes import SmuPar
+from fedsign.parameterization.apply import parameterize, parameterized
+from fedsign.parameterization.schemes import SmuPar
 from fedsign.sections import OptimizerPart
 from fedsign.workload import Workload
 from simulations.api import run
@@ -22,7 +22,7 @@ STEPS = 5
 
 
 def sparse(model: nn.Module, density: float = 1 / 16) -> nn.Module:
-    parameterise(model, SmuPar(base_width=16, density=density, init_std=0.1), seed=3)
+    parameterize(model, SmuPar(base_width=16, density=density, init_std=0.1), seed=3)
     return model
 
 
@@ -77,12 +77,12 @@ def test_packed_training_gives_the_bits_of_masked_dense_training(
     for key, tensor in dense.state_dict().items():
         assert torch.equal(tensor, packed.state_dict()[key]), key
     moved = [key for key, tensor in start.items() if not torch.equal(tensor, dense.state_dict()[key])]
-    made = parameterised(dense)
+    made = parameterized(dense)
     assert made is not None and set(made.masks) <= set(moved)
 
 
 def packed_gradients_norm(model: nn.Module) -> tuple[float, float]:
-    made = parameterised(model)
+    made = parameterized(model)
     assert made is not None
     dense = torch.stack([each.grad.norm() for each in model.parameters() if each.grad is not None]).norm()
     rows = [
@@ -104,7 +104,7 @@ def test_the_norm_that_gradients_are_clipped_by_is_that_of_the_weights_there_are
 def test_state_takes_its_width_times_the_weights_that_there_are(name: str, width: int) -> None:
     model = text_model()
     optimizer = trained(model, name)
-    made = parameterised(model)
+    made = parameterized(model)
     assert made is not None
     there = sum(
         made.masks[key].num if key in made.masks else parameter.numel() for key, parameter in model.named_parameters()
@@ -123,7 +123,7 @@ def test_weights_that_are_not_there_stay_at_0() -> None:
     for name in ("adamw", "adam", "sgd", "packed_adamw"):
         model = text_model()
         trained(model, name)
-        made = parameterised(model)
+        made = parameterized(model)
         assert made is not None and len(made.masks) == 12
         for key, mask in made.masks.items():
             assert not model.get_parameter(key)[~mask.is_there].any(), (name, key)
@@ -135,7 +135,7 @@ SMALL = {
     "partition": {"num_clients": 4, "alpha": 1.0},
     "server": {"cohort_size": 3},
     "client": {"local_epochs": 1, "lr": 0.01, "clip_norm": 1.0},
-    "parameterisation": {"name": "smupar", "density": 0.25, "base_width": 64, "init_std": 0.1},
+    "parameterization": {"name": "smupar", "density": 0.25, "base_width": 64, "init_std": 0.1},
 }
 
 
@@ -143,9 +143,9 @@ SMALL = {
 def test_a_federation_of_sparse_clients_keeps_absent_weights_at_0(strategy: str, tmp_path: Any) -> None:
     changes: dict[str, Any] = {"strategy": {"name": strategy}, "results": {"root": str(tmp_path)}}
     if strategy == "scaffold":
-        changes["parameterisation"] = {"name": "sp", "density": 0.25, "init_std": 0.1}
+        changes["parameterization"] = {"name": "sp", "density": 0.25, "init_std": 0.1}
     done = run({**SMALL, **changes})
-    made = parameterised(Workload(from_dict({**SMALL, **changes})).make_model())
+    made = parameterized(Workload(from_dict({**SMALL, **changes})).make_model())
     assert made is not None
     (name,) = made.masks
     weights = done.model().get_parameter(name).detach()
@@ -174,7 +174,7 @@ def test_the_seed_alone_decides_the_masks() -> None:
     other = Workload(from_dict({**SMALL, "seed": 5, "rounds": 3})).make_model()
     another = Workload(from_dict({**SMALL, "seed": 6})).make_model()
     masks = [
-        parameterised(model).masks["2.weight"].is_there  # type: ignore[union-attr]
+        parameterized(model).masks["2.weight"].is_there  # type: ignore[union-attr]
         for model in (one, other, another)
     ]
     assert torch.equal(masks[0], masks[1]) and not torch.equal(masks[0], masks[2])

@@ -8,10 +8,10 @@ from clients.partial.model import PartModel
 from clients.working_model import WorkingModel
 from fedsign.models.transform import packing_of
 from fedsign.numerics import Numerics
-from fedsign.parameterisation.apply import parameterise, parameterised
-from fedsign.parameterisation.masks import Mask, mask_of
-from fedsign.parameterisation.packing import RowPacking
-from fedsign.parameterisation.schemes import Scheme
+from fedsign.parameterization.apply import parameterize, parameterized
+from fedsign.parameterization.masks import Mask, mask_of
+from fedsign.parameterization.packing import RowPacking
+from fedsign.parameterization.schemes import Scheme
 from fedsign.records import Tensors
 
 CPU = Numerics(device=torch.device("cpu"))
@@ -75,7 +75,7 @@ class Tied(nn.Module):
 def sparse() -> nn.Module:
     torch.manual_seed(0)
     model = Tied()
-    parameterise(model, Scheme(density=0.25, init_std=0.1), seed=2)
+    parameterize(model, Scheme(density=0.25, init_std=0.1), seed=2)
     return model
 
 
@@ -89,7 +89,7 @@ def test_a_model_takes_rows_in_and_gives_rows_out(kind: type[WorkingModel]) -> N
         == (packing_of(sparse()).shape("one.weight", torch.Size([8, 8])))
     )
     model.load(given)
-    made = parameterised(model.module)
+    made = parameterized(model.module)
     assert made is not None
     assert torch.equal(model.module.get_parameter("one.weight"), 2.0 * made.masks["one.weight"].is_there)
     for found in (model.copies(), model.tensors()):

@@ -8,8 +8,8 @@ from tests.e2e.test_engines import ENGINES, WORKERS, play
 
 SPARSE: dict[str, object] = {
     "model__hidden": [32, 64, 32],
-    "parameterisation__name": "smupar",
-    "parameterisation__density": 0.125,
+    "parameterization__name": "smupar",
+    "parameterization__density": 0.125,
     "sparsity__draw": "exact",
     "client__optimizer__name": "packed_adamw",
     "client__lr": 0.003,

@@ -13,16 +13,16 @@ from fedsign.errors import ConfigError
 from fedsign.models.gpt import gpt
 from fedsign.models.transform import prepare_training
 from fedsign.numerics import Numerics
-from fedsign.parameterisation.apply import parameterise, parameterised
-from fedsign.parameterisation.masks import Mask, mask_of
-from fedsign.parameterisation.products import (
+from fedsign.parameterization.apply import parameterize, parameterized
+from fedsign.parameterization.masks import Mask, mask_of
+from fedsign.parameterization.products import (
     LEAST_PRODUCTS,
     MOST_DENSITY,
     Products,
     SparseForward,
     pays,
 )
-from fedsign.parameterisation.schemes import SmuPar
+from fedsign.parameterization.schemes import SmuPar
 from fedsign.records import ObjectiveSpec
 from fedsign.workload import Workload
 from simulations.api import run
@@ -98,7 +98,7 @@ def model(products: Any = "csr", density: float = 1 / 16, **settings: Any) -> nn
     torch.manual_seed(0)
     made = gpt((12,), 40, depth=1, width=256, num_heads=8)
     scheme, kind = SmuPar(base_width=64, density=density), Products(kind=products, **settings)
-    parameterise(made, scheme, seed=0, products=kind)
+    parameterize(made, scheme, seed=0, products=kind)
     return made
 
 
@@ -124,7 +124,7 @@ def test_other_weights_and_gradients_of_absent_ones_come_of_whole_products() -> 
     """torch.func gives a layer tensors in place of its parameter; RigL asks for dense gradients."""
     made = model()
     prepare_training(made)
-    module, found = made.get_submodule("blocks.0.ffn.up"), parameterised(made)
+    module, found = made.get_submodule("blocks.0.ffn.up"), parameterized(made)
     assert found is not None
     mask, x = found.masks["blocks.0.ffn.up.weight"], torch.randn(3, 256)
     other = torch.randn(1024, 256)
@@ -147,7 +147,7 @@ SMALL: dict[str, Any] = {
     "server": {"cohort_size": 2},
     "model": {"name": "mlp", "hidden": [64, 64]},
     "client": {"local_steps": 5, "lr": 0.01, "clip_norm": 1.0, "optimizer": {"name": "packed_adamw"}},
-    "parameterisation": {"name": "smupar", "density": 1 / 16, "base_width": 64, "init_std": 0.1},
+    "parameterization": {"name": "smupar", "density": 1 / 16, "base_width": 64, "init_std": 0.1},
 }
 
 

@@ -17,8 +17,8 @@ from clients.trainer import make_optimizer
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.transform import Packing, packing_of
-from fedsign.parameterisation.apply import parameterised
-from fedsign.parameterisation.packing import RowPacking
+from fedsign.parameterization.apply import parameterized
+from fedsign.parameterization.packing import RowPacking
 from fedsign.registry import KINDS
 from fedsign.storage.checkpoints import load_latest
 from fedsign.workload import Workload
@@ -43,7 +43,7 @@ def tree(root: Path, row: str = "fedavg", **changes: Any) -> dict[str, Any]:
         "server": {"cohort_size": NUM_CLIENTS},
         "client": {"local_steps": 3, "lr": 0.05, "weight_decay": 0.01},
         "model": {"name": "mlp", "hidden": [16, 32, 16]},
-        "parameterisation": {**scheme, "density": DENSITY, "init_std": 0.2},
+        "parameterization": {**scheme, "density": DENSITY, "init_std": 0.2},
         "strategy": strategy(row),
         "results": {"root": str(root), "checkpoint_every": 1},
         **changes,
@@ -53,7 +53,7 @@ def tree(root: Path, row: str = "fedavg", **changes: Any) -> dict[str, Any]:
 def sizes(done: Run) -> tuple[int, int, int]:
     """Return the bytes of the dense part, of the nonzero weights of the sparse part, and of its whole tensors."""
     model = Workload(done.config).make_model()
-    made = parameterised(model)
+    made = parameterized(model)
     assert made is not None and len(made.masks) == 2
     sparse = [model.get_parameter(name) for name in made.masks]
     whole = sum(tensor.nbytes for tensor in sparse)
@@ -107,7 +107,7 @@ def test_a_run_is_that_with_whole_tensors_and_zeros_on_the_wire(
         {"server": {"cohort_size": NUM_CLIENTS, "optimizer": {"name": "yogi"}}},
         {"attack": {"name": "sign_flip", "fraction": 0.4}},
         {"client": {"local_steps": 3, "lr": 0.01, "optimizer": {"name": "packed_adamw"}}},
-        {"parameterisation": {"name": "mup", "base_width": 16, "densities": {"2.weight": 0.1}, "init_std": 0.2}},
+        {"parameterization": {"name": "mup", "base_width": 16, "densities": {"2.weight": 0.1}, "init_std": 0.2}},
         {"model": {"name": "cnn", "channels": [4, 8]}},
     ],
     ids=["server-adam", "server-yogi", "attacked", "packed-adamw", "one-sparse-tensor", "convolutions-and-norms"],
@@ -174,7 +174,7 @@ def test_all_ways_of_a_run_draw_the_same_exact_masks(tmp_path: Path) -> None:
 def test_faster_ways_of_a_run_draw_the_same_exact_masks(changes: Mapping[str, Any], tmp_path: Path) -> None:
     plain = {"client": {"local_steps": 3, "lr": 0.05}}
     one, other = (run(tree(tmp_path, **EXACT, **{**plain, **more})) for more in ({}, changes))
-    made = parameterised(Workload(other.config).make_model())
+    made = parameterized(Workload(other.config).make_model())
     assert made is not None
     for line, its in zip(one.rounds, other.rounds, strict=True):
         assert line["bytes_up"] == its["bytes_up"] == EXACT_BYTES
@@ -197,7 +197,7 @@ PRIVATE = {"clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}
 def test_noise_falls_on_the_weights_that_there_are_alone(row: str, privacy: Mapping[str, Any], tmp_path: Path) -> None:
     done = run(tree(tmp_path, row, **({"privacy": privacy} if privacy else {})))
     model = done.model()
-    made = parameterised(Workload(done.config).make_model())
+    made = parameterized(Workload(done.config).make_model())
     assert made is not None
     for name, mask in made.masks.items():
         weights = model.get_parameter(name).detach()
@@ -251,7 +251,7 @@ def test_what_is_written_at_the_end_is_a_plain_state_dict(tmp_path: Path) -> Non
 def test_signs_are_counted_of_the_weights_that_there_are(tmp_path: Path) -> None:
     """Absent weights have no sign, so that packed or not the shares are the same."""
     done = run(tree(tmp_path, "fedsign", results={"root": str(tmp_path), "signs": True}))
-    made = parameterised(Workload(done.config).make_model())
+    made = parameterized(Workload(done.config).make_model())
     assert made is not None
     signs = (done.path / "signs.jsonl").read_text()
     assert all(f'"{name}"' in signs for name in made.masks) and 0.5 <= done.rounds[-1]["signs_models"] <= 1
@@ -273,19 +273,19 @@ def test_scaffold_takes_one_rate_for_all_and_says_where_there_are_several(optimi
     with pytest.raises(
         ConfigError, match=r"smupar was given, which gives tensors learning rates of their own .*\.name=sp"
     ):
-        run(tree(tmp_path, "scaffold", client=client, parameterisation=several))
+        run(tree(tmp_path, "scaffold", client=client, parameterization=several))
 
 
 def test_a_tensor_without_a_weight_travels_as_an_empty_row(tmp_path: Path) -> None:
     rare = {"name": "sp", "densities": {"2.weight": 1e-6}, "init_std": 0.2}
-    done = run(tree(tmp_path, parameterisation=rare))
+    done = run(tree(tmp_path, parameterization=rare))
     checkpoint = load_latest(done.folder.checkpoints)
     assert checkpoint is not None and checkpoint.served["2.weight"].shape == (0,)
     assert not done.model().get_parameter("2.weight").any() and not done.rounds[-1]["failures"]
 
 
 def test_a_model_without_a_sparse_tensor_is_packed_by_doing_nothing() -> None:
-    dense = from_dict({"parameterisation": {"name": "smupar", "density": 1.0, "base_width": 16}})
+    dense = from_dict({"parameterization": {"name": "smupar", "density": 1.0, "base_width": 16}})
     packing = packing_of(Workload(dense).make_model())
     tensors = {"2.weight": torch.ones(2, 2)}
     assert (
@@ -317,7 +317,7 @@ def test_parts_of_a_sparse_model_give_the_run_with_whole_tensors(
     same_figures(packed, dense)
     one, other = (load_file(done.path / "model.safetensors") for done in (packed, dense))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-    made = parameterised(Workload(packed.config).make_model())
+    made = parameterized(Workload(packed.config).make_model())
     assert made is not None and not any(one[name][~mask.is_there].any() for name, mask in made.masks.items())
 
 
@@ -338,7 +338,7 @@ def test_bytes_up_of_a_part_are_those_of_its_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("partial")
-def test_with_all_layers_drawn_lisa_is_adamw_with_the_rates_of_the_parameterisation(tmp_path: Path) -> None:
+def test_with_all_layers_drawn_lisa_is_adamw_with_the_rates_of_the_parameterization(tmp_path: Path) -> None:
     asked = in_parts(tmp_path, num_sampled_layers=3)
     with_adamw = {**asked, "client": {**asked["client"], "optimizer": {"name": "adamw"}}}
     one, other = run(asked), run(with_adamw)
@@ -387,14 +387,14 @@ def compare_paths(root: Path, row: str, scheme: Mapping[str, Any], optimizer: st
     for path in ("sequential", "cohort"):
         client = {"local_steps": 3, "lr": 0.01, "weight_decay": 0.1, "clip_norm": 1.0, "path": path}
         client["optimizer"] = {"name": optimizer}
-        done[path] = run(tree(root, row, parameterisation=dict(scheme), client=client))
+        done[path] = run(tree(root, row, parameterization=dict(scheme), client=client))
         assert done[path].config.client.path == path
     one, other = done["sequential"], done["cohort"]
     for line, its in zip(one.rounds, other.rounds, strict=True):
         assert (line["bytes_up"], line["bytes_down"]) == (its["bytes_up"], its["bytes_down"])
         assert not its["failures"] and line["loss"] == pytest.approx(its["loss"], rel=1e-4)
     own, theirs = one.model().state_dict(), other.model().state_dict()
-    made = parameterised(Workload(one.config).make_model())
+    made = parameterized(Workload(one.config).make_model())
     assert made is not None
     for name, tensor in own.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=1e-3, atol=1e-5)

@@ -12,7 +12,7 @@ import pytest
 
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, ResultsError
-from fedsign.parameterisation.apply import parameterised
+from fedsign.parameterization.apply import parameterized
 from fedsign.workload import Workload
 from simulations import api
 from simulations.recipes.base import Figures, Recipe
@@ -30,7 +30,7 @@ def experiment(**changes: Any) -> ExperimentConfig:
         {
             "callbacks": [],
             "model": {"name": "mlp", "hidden": [16, 16]},
-            "parameterisation": {"name": "smupar", "base_width": 16, "init_std": 0.25},
+            "parameterization": {"name": "smupar", "base_width": 16, "init_std": 0.25},
             "client": {"lr": 2**-6, "batch_size": 8, "optimizer": {"name": "adamw"}},
         }
     )
@@ -122,7 +122,7 @@ def test_a_model_is_widened_in_all_its_layers_and_its_heads_keep_their_width() -
     with pytest.raises(ConfigError, match=r"--widths has 96.* 1\.5 times .* model\.num_heads=1"):
         widened(gpt.replace(**{"model.num_heads": 1}), 96)
     with pytest.raises(ConfigError, match=r"model\.name=linear has none of the settings width"):
-        widened(experiment(**{"parameterisation.name": "none"}).replace(model={"name": "linear"}), 32)
+        widened(experiment(**{"parameterization.name": "none"}).replace(model={"name": "linear"}), 32)
 
 
 def test_a_cell_is_found_by_what_its_loss_depends_on() -> None:
@@ -136,7 +136,7 @@ def test_a_cell_is_found_by_what_its_loss_depends_on() -> None:
         cell(samples=3),
         cell(seed=1),
         cell(**{"client.lr": 0.5}),
-        cell(**{"parameterisation.density": 0.5}),
+        cell(**{"parameterization.density": 0.5}),
         cell(**{"sparsity.draw": "exact"}),
     }
     assert len(others | {same}) == 7
@@ -147,7 +147,7 @@ def test_every_cell_draws_masks_as_the_experiment_says(monkeypatch: pytest.Monke
     seen = planned(asked, Asked(seeds=1), monkeypatch, tmp_path)
     assert {cell.config.sparsity.draw for cell in seen} == {"exact"}
     sparse = next(cell for cell in seen if cell.words["density"] == 0.0625)
-    made = parameterised(Workload(training.alone(sparse.config, 1)).make_model())
+    made = parameterized(Workload(training.alone(sparse.config, 1)).make_model())
     assert made is not None and [mask.num for mask in made.masks.values()] == [32 * 32 / 16]
 
 
@@ -227,8 +227,8 @@ def test_what_cannot_be_tried_is_refused(asked: Asked, said: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "asked", "said"),
     [
-        ({"parameterisation": {"name": "none"}}, Asked(steps=5), "parameterisation.name=none"),
-        ({"parameterisation.densities": {"*": 0.5}}, Asked(steps=5), "stands before the densities"),
+        ({"parameterization": {"name": "none"}}, Asked(steps=5), "parameterization.name=none"),
+        ({"parameterization.densities": {"*": 0.5}}, Asked(steps=5), "stands before the densities"),
         ({"engine": {"name": "ray"}}, Asked(), "engine.name=ray"),
         ({"client.optimizer": {"name": "galore"}}, Asked(steps=5), "divides the model in its own way"),
     ],
@@ -272,7 +272,7 @@ def test_a_training_alone_may_train_a_part_of_the_model_at_a_time() -> None:
 def test_a_training_alone_ends_where_a_federation_of_one_client_ends(tmp_path: Path) -> None:
     """The same five steps by the round loop, whose loss on the held-out samples is in its only line."""
     config = training.held_out(
-        experiment(**{"parameterisation.density": 0.5, "client.weight_decay": 0.1, "client.clip_norm": 1.0})
+        experiment(**{"parameterization.density": 0.5, "client.weight_decay": 0.1, "client.clip_norm": 1.0})
     )
     found = training.Trainings().loss(config, steps=5, samples=0)
     done = api.run(training.alone(config, 5).replace(**{"results.root": str(tmp_path)}))

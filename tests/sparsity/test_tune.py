@@ -22,9 +22,9 @@ from tests.e2e.command import fedsign, settings
 BASE = settings(
     name="tiny",
     callbacks=[],
-    parameterisation__name="smupar",
-    parameterisation__base_width=16,
-    parameterisation__init_std=0.25,
+    parameterization__name="smupar",
+    parameterization__base_width=16,
+    parameterization__init_std=0.25,
     model__hidden=[16, 16],
     client__optimizer__name="adamw",
     client__batch_size=8,
@@ -189,7 +189,7 @@ def test_options_that_cannot_go_together_are_refused(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert "--toml and --json" in refused("--toml", "--json")
-    assert "parameterisation.name=smupar is not among the schemes sp" in refused("--toml", "--schemes", "sp")
+    assert "parameterization.name=smupar is not among the schemes sp" in refused("--toml", "--schemes", "sp")
     assert "--widths 16.5" in refused("--widths", "16.5")
     assert "--values 1..0 was given" in refused("--values", "1..0")
     assert not (tmp_path / "there").exists()

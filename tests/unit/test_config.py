@@ -30,7 +30,7 @@ DEFAULT_EXPERIMENT = {
         "name": "digits",
         "test_fraction": 0.2,
         "flat": True,
-        "normalise": "default",
+        "normalize": "default",
         "mean": [],
         "std": [],
         "augment": "none",

@@ -6,7 +6,7 @@ rounded as in most code.
 
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged, tensor_of
-from fedsign.data.normalise import Normalization
+from fedsign.data.normalize import Normalization
 from fedsign.torchvision_shim import torchvision
 
 _CIFAR10 = Normalization(shift=(0.4914, 0.4822, 0.4465), scale=(0.2470, 0.2435, 0.2616))

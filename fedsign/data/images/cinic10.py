@@ -7,7 +7,7 @@ hold out training samples.  Default normalization: the authors' constants.
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of
 from fedsign.data.images.image_folder import InMemory, Listing, dataset_of
-from fedsign.data.normalise import Normalization
+from fedsign.data.normalize import Normalization
 
 _CINIC10 = Normalization(shift=(0.47889522, 0.47227842, 0.43047404), scale=(0.24205776, 0.23828046, 0.25874835))
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples, features_of
 from fedsign.data.files import check_classes, folder_of
-from fedsign.data.normalise import IDENTITY, Normalization
+from fedsign.data.normalize import IDENTITY, Normalization
 from fedsign.data.splitting import train_test
 from fedsign.errors import DataError
 from fedsign.torchvision_shim import torchvision

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged
-from fedsign.data.normalise import Normalization
+from fedsign.data.normalize import Normalization
 from fedsign.errors import DataError
 from fedsign.storage.disk import replace_file
 from fedsign.torchvision_shim import torchvision

@@ -6,7 +6,7 @@ channel of the 73,257 training images.
 
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged, tensor_of
-from fedsign.data.normalise import Normalization
+from fedsign.data.normalize import Normalization
 from fedsign.torchvision_shim import torchvision
 
 _SVHN = Normalization(shift=(0.4377, 0.4438, 0.4728), scale=(0.1980, 0.2010, 0.1970))

@@ -86,7 +86,7 @@ def flower_niid_bench(quick: bool, where: Where) -> Shown:
 def _experiment(quick: bool, where: Where) -> dict[str, Any]:
     experiment = {
         "rounds": 1 if quick else 50,
-        "data": {"normalise": "none", **({"augment": "crop_flip"} if where.set_name == "cifar10" else {})},
+        "data": {"normalize": "none", **({"augment": "crop_flip"} if where.set_name == "cifar10" else {})},
         "partition": {"name": f"{__name__}:balanced_dirichlet", "num_clients": 10, "alpha": 0.5},
         "model": {"name": "niid_cnn"},
         "client": {

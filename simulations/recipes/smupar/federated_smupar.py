@@ -113,7 +113,7 @@ def _cell(scheme: str, density: float, seed: int, *, lr: float, width: int, roun
         "rounds": rounds,
         "data": {"block_length": 64, "test_fraction": 0.03},
         "partition": {"name": "natural", "num_clients": _SILOS},
-        "parameterisation": {"base_head_width": HEAD_WIDTH},
+        "parameterization": {"base_head_width": HEAD_WIDTH},
         "sparsity": {"draw": "exact"},
         "client": {"local_steps": _STEPS, "batch_size": 4, "optimizer": {"name": "packed_adamw"}},
         "server": {"cohort_size": _SILOS},

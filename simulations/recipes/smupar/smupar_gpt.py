@@ -25,7 +25,7 @@ _CENTRAL: dict[str, Any] = {
         "clip_norm": 1.0,
         "optimizer": {"name": "adamw", "beta1": 0.9, "beta2": 0.95},
     },
-    "parameterisation": {"name": "smupar", "base_width": BASE_WIDTH, "init_std": INIT_STD},
+    "parameterization": {"name": "smupar", "base_width": BASE_WIDTH, "init_std": INIT_STD},
 }
 
 

@@ -50,7 +50,7 @@ _HALF, _SPREADS = (("rate_only_start_high", "init_only_change_high"), ("sp_sprea
 
 @recipe(
     (
-        "Activations keep their size at every density under SmuPar, and vanish under the standard parameterisation "
+        "Activations keep their size at every density under SmuPar, and vanish under the standard parameterization "
         "and muP."
     ),
     part(
@@ -104,7 +104,7 @@ def smupar_coordinate_check(quick: bool) -> Figures:
 
 
 @recipe(
-    "Under RigL and gradual magnitude pruning no parameterisation keeps its learning rate; SmuPar over-corrects.",
+    "Under RigL and gradual magnitude pruning no parameterization keeps its learning rate; SmuPar over-corrects.",
     part("muP's best rate moves up under RigL", at_least(2.0, "mup_rigl_moved")),
     part("muP's best rate moves up under gradual pruning", at_least(2.0, "mup_gmp_moved")),
     part("SmuPar over-corrects under RigL: its best rate moves down", at_most(-2.0, "smupar_rigl_moved")),

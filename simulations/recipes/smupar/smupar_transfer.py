@@ -89,7 +89,7 @@ _COSTS = at_most(0.02, "smupar_excess")
 @recipe(
     (
         "The best learning rate stays where it is at every density under SmuPar, and moves under the standard "
-        "parameterisation and muP."
+        "parameterization and muP."
     ),
     part(
         "under SmuPar the best rate is the same at every density, and the dense one costs at most 2 %",
@@ -140,7 +140,7 @@ def smupar_lr_transfer(quick: bool) -> Shown:
 @recipe(
     (
         "The best deviation of the start stays where it is at every density under SmuPar, and moves up under the "
-        "standard parameterisation and muP."
+        "standard parameterization and muP."
     ),
     part(
         "under SmuPar the best start is the same at every density, and the dense one costs at most 2 %",

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsign.errors import ConfigError
 from fedsign.optim.adamw import Decay
 from fedsign.optim.lean import made_lean
-from fedsign.parameterisation.masks import gathered, put_back
+from fedsign.parameterization.masks import gathered, put_back
 
 State = dict[str, Any]  # of one parameter: rows [num], and a step count
 
@@ -134,7 +134,7 @@ def _masked(groups: Iterable[Any]) -> list[dict[str, Any]]:
     found = list(groups)
     if not all(isinstance(group, dict) and "masks" in group for group in found):
         raise ConfigError(
-            "a packed optimizer was given with parameterisation.name=none, which has no density; "
-            "name a parameterisation (sp is the usual one), or use sgd or adamw."
+            "a packed optimizer was given with parameterization.name=none, which has no density; "
+            "name a parameterization (sp is the usual one), or use sgd or adamw."
         )
     return found

@@ -1,4 +1,4 @@
-"""`fedsign analyse parameterisation` and `coordinates`, from a configuration to tables, files and figures."""
+"""`fedsign analyse parameterization` and `coordinates`, from a configuration to tables, files and figures."""
 
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from simulations.cli import app
 from tests.e2e.command import analyse, settings
 
 BASE = settings(
-    parameterisation__name="smupar",
-    parameterisation__base_width=32,
-    parameterisation__init_std=0.25,
-    parameterisation__density=0.25,
+    parameterization__name="smupar",
+    parameterization__base_width=32,
+    parameterization__init_std=0.25,
+    parameterization__density=0.25,
     model__hidden=[64, 64, 64],
     client__lr=0.5,
     client__weight_decay=0.125,
@@ -31,7 +31,7 @@ def refused(*words: Any) -> str:
 
 def test_the_table_says_what_every_tensor_got() -> None:
     """m_d = 64 / 32, m_rho = 1/4: hidden rates 0.5 / (2 x 1/4), starts 0.25 / sqrt(2 x 1/4)."""
-    found = analyse("parameterisation", *BASE)
+    found = analyse("parameterization", *BASE)
     rows = {row["name"]: row for row in found["tensors"]}
     assert rows["2.weight"]["rate"] == pytest.approx(1.0)
     assert rows["2.weight"]["init_std"] == pytest.approx(0.25 / 0.5**0.5)
@@ -44,13 +44,13 @@ def test_the_table_says_what_every_tensor_got() -> None:
     assert {row["weight_decay"] for name, row in rows.items() if name.endswith("weight")} == {0.125}
     assert {row["weight_decay"] for name, row in rows.items() if name.endswith("bias")} == {0.0}
     assert [(row["module"], row["factor"]) for row in found["passes"]] == [("0", 1.0), ("6", 0.5)]
-    done = CliRunner().invoke(app, ["analyse", "parameterisation", *BASE], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["analyse", "parameterization", *BASE], catch_exceptions=False)
     assert "hidden, m_d 2, m_rho 0.25" in done.output and "reads off" in done.output
 
 
 def test_an_exact_draw_is_seen_in_the_table_and_in_the_coordinate_check(tmp_path: Path) -> None:
     exact = (*BASE, *settings(sparsity__draw="exact"))
-    rows = {row["name"]: row for row in analyse("parameterisation", *exact)["tensors"]}
+    rows = {row["name"]: row for row in analyse("parameterization", *exact)["tensors"]}
     assert rows["2.weight"]["num_weights"] == rows["4.weight"]["num_weights"] == 64 * 64 / 4
     words = ("--schemes", "smupar", "--densities", "1,0.25", "--seeds", 1, "--steps", 1, "--out", tmp_path)
     found, other = analyse("coordinates", *exact, *words), analyse("coordinates", *BASE, *words)
@@ -85,8 +85,8 @@ def test_the_coordinate_check_writes_numbers_and_a_picture(tmp_path: Path) -> No
 
 
 def test_what_cannot_be_looked_at_is_refused() -> None:
-    assert "parameterisation.name=none" in refused("parameterisation")
-    assert "parameterisation.name=none" in refused("coordinates")
+    assert "parameterization.name=none" in refused("parameterization")
+    assert "parameterization.name=none" in refused("coordinates")
     assert "Did you mean 'smupar'" in refused("coordinates", *BASE, "--schemes", "smuparr")
     assert "--densities has 2" in refused("coordinates", *BASE, "--densities", "1,2")
     shallow = settings(model__hidden=[64])
@@ -94,7 +94,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
 
 
 @pytest.mark.needs("partial")
-def test_what_would_undo_a_parameterisation_is_refused() -> None:
+def test_what_would_undo_a_parameterization_is_refused() -> None:
     assert "divides the model in its own way" in refused(
-        "parameterisation", *BASE, *settings(client__optimizer__name="galore")
+        "parameterization", *BASE, *settings(client__optimizer__name="galore")
     )

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.plan import Plan
-from fedsign.parameterisation.roles import matches
+from fedsign.parameterization.plan import Plan
+from fedsign.parameterization.roles import matches
 
 
 def multiply(model: nn.Module, plan: Plan) -> None:
@@ -70,8 +70,8 @@ def folded(model: nn.Module, plan: Plan) -> nn.Module:
     roles = plan.roles
     if not roles.output_is_a_norm:
         raise ConfigError(
-            f"the model ({type(model).__name__}) is parameterised, but only a gpt's multipliers can be put into its "
-            "weights; keep it as a run, or train with parameterisation.name=none."
+            f"the model ({type(model).__name__}) is parameterized, but only a gpt's multipliers can be put into its "
+            "weights; keep it as a run, or train with parameterization.name=none."
         )
     plain = copy.deepcopy(model)
     for module in plain.modules():

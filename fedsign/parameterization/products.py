@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.masks import Columns, Mask
+from fedsign.parameterization.masks import Columns, Mask
 
 MOST_DENSITY: Final = 1 / 12  # between the measured densities, since a random mask meets its density only roughly
 LEAST_PRODUCTS: Final = 2**26  # B in out

@@ -1,4 +1,4 @@
-"""The parameterizations that [parameterisation] can name.
+"""The parameterizations that [parameterization] can name.
 
 Paper: Dey et al. 2024, "Sparse maximal update parameterization" (arXiv 2405.15743), Table 1.  d -> width, m_d = width /
 base_width; rho -> density, m_rho = density / base_density; sigma_base -> init_std; eta_base -> client.lr.  The base is
@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from fedsign.models.head import Width
-from fedsign.parameterisation.roles import matches
+from fedsign.parameterization.roles import matches
 
 Density = Annotated[float, Field(gt=0, le=1)]
 Factor = Annotated[float, Field(gt=0)]

@@ -13,7 +13,7 @@ would still match, and nobody would notice.
 
 Absent weights start at 0 and stay 0: their gradients are 0, and no optimizer here, weight decay, or penalty relative to
 the received model moves a zero weight with a zero gradient.  Rules that change masks during training
-(`fedsign.parameterisation.sparsity`) are limited to a single client and round.
+(`fedsign.parameterization.sparsity`) are limited to a single client and round.
 """
 
 import warnings
@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsign.parameterisation.section import MaskDraw
+from fedsign.parameterization.section import MaskDraw
 from fedsign.seeding import Purpose, named_generator, named_words
 
 

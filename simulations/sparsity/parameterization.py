@@ -1,12 +1,12 @@
-"""`fedsign analyse parameterisation`: what each tensor of an experiment's model gets, and why."""
+"""`fedsign analyse parameterization`: what each tensor of an experiment's model gets, and why."""
 
 from typing import Any
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.optim.base import optimizer_of
-from fedsign.parameterisation.apply import parameterised
-from fedsign.parameterisation.plan import forward_rows
+from fedsign.parameterization.apply import parameterized
+from fedsign.parameterization.plan import forward_rows
 from fedsign.workload import Workload
 
 
@@ -17,11 +17,11 @@ def look(config: ExperimentConfig) -> dict[str, Any]:
         ConfigError: the experiment has no parameterization.
     """
     model, client = Workload(config).make_model(), config.client
-    made = parameterised(model)
+    made = parameterized(model)
     if made is None:
         raise ConfigError(
-            "parameterisation.name=none was given, under which every tensor keeps the model's own start and "
-            "client.lr; name a parameterisation, such as --set parameterisation.name=smupar."
+            "parameterization.name=none was given, under which every tensor keeps the model's own start and "
+            "client.lr; name a parameterization, such as --set parameterization.name=smupar."
         )
     plan = made.plan
     optimizer = optimizer_of(client.optimizer, model, client.lr, client.weight_decay)

@@ -1,6 +1,6 @@
 """The role of each tensor in a model: embedding, hidden, unembedding, or vector.
 
-The scaling rules (`fedsign.parameterisation.plan`) are stated per role.  In a model of linear layers, convolutions,
+The scaling rules (`fedsign.parameterization.plan`) are stated per role.  In a model of linear layers, convolutions,
 embeddings, and norms, roles follow from the order of registration: the first layer is the embedding, the last one the
 unembedding, and those in between are hidden.  A model with another order, or with its own attention, declares its roles
 as a ModelRoles or a mapping of its fields:
@@ -29,7 +29,7 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, *BATCH_NORMS)
 
 
 class Role(StrEnum):
-    """The role of a tensor, as in Table 1 of the paper (`fedsign.parameterisation.plan`)."""
+    """The role of a tensor, as in Table 1 of the paper (`fedsign.parameterization.plan`)."""
 
     EMBEDDING = "embedding"  # from the data, of fixed size, to the width
     HIDDEN = "hidden"  # from width to width; only these are sparse
@@ -89,7 +89,7 @@ def roles_of_model(model: nn.Module) -> ModelRoles:
     except TypeError as error:
         raise ConfigError(
             f"the model ({type(model).__name__}) has model_roles of type {type(said).__name__}; "
-            "expected a ModelRoles of fedsign.parameterisation.roles, or its fields by name."
+            "expected a ModelRoles of fedsign.parameterization.roles, or its fields by name."
         ) from error
 
 
@@ -103,8 +103,8 @@ def _known(model: nn.Module) -> ModelRoles:
         elif own and not isinstance(module, _NORMS):
             raise ConfigError(
                 f"the roles of '{f'{name}.{own[0]}'.strip('.')}' in a {type(module).__name__} are not known; "
-                "give the model an attribute `model_roles` (fedsign.parameterisation.roles), "
-                "or use parameterisation.name=none."
+                "give the model an attribute `model_roles` (fedsign.parameterization.roles), "
+                "or use parameterization.name=none."
             )
     classifier = classifier_of(model)
     last = next(name for name, module in layers.items() if module is classifier)
@@ -115,7 +115,7 @@ def _known(model: nn.Module) -> ModelRoles:
         raise ConfigError(
             f"the model ({type(model).__name__}) has no layer between its data and its outputs, "
             "so that it has no width; "
-            "use parameterisation.name=none."
+            "use parameterization.name=none."
         )
     widest = layers[hidden[-1] if hidden else first[0]]
     return ModelRoles(

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.models.transform import Packing, Transform, attach, transforms_of
-from fedsign.parameterisation.masks import Mask, hold, mask_of
-from fedsign.parameterisation.multipliers import folded, multiply
-from fedsign.parameterisation.packed import Packed, PackedAdamW, PackedSGD
-from fedsign.parameterisation.packing import rows_of
-from fedsign.parameterisation.plan import Plan, TensorPlan, plan_of
-from fedsign.parameterisation.products import Products, multiply_sparsely
-from fedsign.parameterisation.schemes import Scheme
-from fedsign.parameterisation.section import MaskDraw, ParameterisationPart, SparseKeys, SparsityPart
-from fedsign.parameterisation.sparsity.base import Changing, Masked, MaskRule
+from fedsign.parameterization.masks import Mask, hold, mask_of
+from fedsign.parameterization.multipliers import folded, multiply
+from fedsign.parameterization.packed import Packed, PackedAdamW, PackedSGD
+from fedsign.parameterization.packing import rows_of
+from fedsign.parameterization.plan import Plan, TensorPlan, plan_of
+from fedsign.parameterization.products import Products, multiply_sparsely
+from fedsign.parameterization.schemes import Scheme
+from fedsign.parameterization.section import MaskDraw, ParameterizationPart, SparseKeys, SparsityPart
+from fedsign.parameterization.sparsity.base import Changing, Masked, MaskRule
 from fedsign.sections import OptimizerPart
 from fedsign.traits import OptimizerTraits
 
@@ -34,7 +34,7 @@ PartT = TypeVar("PartT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parameterised(Transform):
+class Parameterized(Transform):
     """A model's parameterization: its plan, its masks, the rule that changes them, and how it computes products."""
 
     plan: Plan
@@ -100,12 +100,12 @@ class Parameterised(Transform):
         return list(groups.values())
 
 
-def parameterised(model: nn.Module) -> Parameterised | None:
+def parameterized(model: nn.Module) -> Parameterized | None:
     """A model's parameterization, if it has one."""
-    return next((each for each in transforms_of(model) if isinstance(each, Parameterised)), None)
+    return next((each for each in transforms_of(model) if isinstance(each, Parameterized)), None)
 
 
-def parameterise(
+def parameterize(
     model: nn.Module,
     scheme: Scheme,
     *,
@@ -130,24 +130,24 @@ def parameterise(
             masks[name] = mask_of(seed, name, model.get_parameter(name).shape, density, draw=draw)
     hold(model, masks)
     multiply(model, plan)
-    attach(model, Parameterised(plan=plan, masks=masks, rule=rule, products=products))
+    attach(model, Parameterized(plan=plan, masks=masks, rule=rule, products=products))
 
 
-def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
-    """Apply the configuration's [parameterisation] and [sparsity] to a new model; `none` changes nothing.
+def parameterize_as(config: ExperimentConfig, model: nn.Module) -> None:
+    """Apply the configuration's [parameterization] and [sparsity] to a new model; `none` changes nothing.
 
     Raises:
         ConfigError: they do not fit the model.
     """
     sparsity, engine = SparsityPart.of(config), config.engine
-    scheme, rule = _built(ParameterisationPart.of(config), Scheme), _built(sparsity, MaskRule)
+    scheme, rule = _built(ParameterizationPart.of(config), Scheme), _built(sparsity, MaskRule)
     if scheme is not None:
         kind = SparseKeys.of(config).sparse_products
         products = Products(kind=kind, precision=engine.precision, compile=engine.compile)
-        parameterise(model, scheme, seed=config.seed, rule=rule, draw=sparsity.draw, products=products)
+        parameterize(model, scheme, seed=config.seed, rule=rule, draw=sparsity.draw, products=products)
 
 
-def _built(part: ParameterisationPart | SparsityPart, kind: type[PartT]) -> PartT | None:
+def _built(part: ParameterizationPart | SparsityPart, kind: type[PartT]) -> PartT | None:
     made = part.build()
     if made is None or isinstance(made, kind):
         return made
@@ -172,9 +172,9 @@ def _set_rates(
     is_sgd = isinstance(optimizer, torch.optim.SGD | PackedSGD)
     if not (is_sgd or isinstance(optimizer, torch.optim.Adam | PackedAdamW) or scheme.name == "sp"):
         raise ConfigError(
-            f"client.optimizer.name={part.name} was given with parameterisation.name={scheme.name}, "
+            f"client.optimizer.name={part.name} was given with parameterization.name={scheme.name}, "
             "which has rules for "
-            "SGD, Adam and AdamW only; use sgd, adam, adamw, packed_sgd or packed_adamw, or parameterisation.name=sp."
+            "SGD, Adam and AdamW only; use sgd, adam, adamw, packed_sgd or packed_adamw, or parameterization.name=sp."
         )
     for group in optimizer.param_groups:
         tensor: TensorPlan = group["plan"]
@@ -186,7 +186,7 @@ def _set_rates(
             group["weight_decay"] = weight_decay / rate
             if weight_decay and isinstance(optimizer, torch.optim.Adam) and not group["decoupled_weight_decay"]:
                 raise ConfigError(
-                    f"client.optimizer.name={part.name} was given with parameterisation.decay=base, "
+                    f"client.optimizer.name={part.name} was given with parameterization.decay=base, "
                     "but its weight decay "
-                    "is a part of the gradient that Adam rescales; use adamw, or parameterisation.decay=rate."
+                    "is a part of the gradient that Adam rescales; use adamw, or parameterization.decay=rate."
                 )

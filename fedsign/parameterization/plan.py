@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.roles import ModelRoles, Role, matches, roles_of_model
-from fedsign.parameterisation.schemes import Scheme
+from fedsign.parameterization.roles import ModelRoles, Role, matches, roles_of_model
+from fedsign.parameterization.schemes import Scheme
 
 _WHY = {Role.EMBEDDING: "reads in", Role.UNEMBEDDING: "reads off", Role.VECTOR: "bias or norm"}
 
@@ -102,7 +102,7 @@ def _check_patterns(scheme: Scheme, hidden: list[str]) -> None:
         if not any(matches(name, (pattern,)) for name in hidden):
             shown = ", ".join(hidden[:6]) + (", ..." if len(hidden) > 6 else "")
             raise ConfigError(
-                f"parameterisation.densities has the pattern '{pattern}', which names no hidden tensor; they are "
+                f"parameterization.densities has the pattern '{pattern}', which names no hidden tensor; they are "
                 f"{shown or 'none in this model'}."
             )
 

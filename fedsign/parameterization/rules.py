@@ -20,11 +20,11 @@ RULES: tuple[Rule[Experiment], ...] = (
     ),
     Rule(
         lambda its: (
-            its.objective.needs_unit_displacement and _has_several_rates(its) and Chosen("parameterisation")(its)
+            its.objective.needs_unit_displacement and _has_several_rates(its) and Chosen("parameterization")(its)
         ),
         "{found} was given, which gives tensors learning rates of their own at this width and density, "
         "but objective '{spec.name}' needs "
         "one rate for all",
-        "use parameterisation.name=sp",
+        "use parameterization.name=sp",
     ),
 )

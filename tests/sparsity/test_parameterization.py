@@ -13,11 +13,11 @@ from fedsign.models.gpt import GPT, gpt
 from fedsign.models.mlp import linear, mlp
 from fedsign.models.transform import plain_model
 from fedsign.optim.base import optimizer_of
-from fedsign.parameterisation.apply import parameterise, parameterised
-from fedsign.parameterisation.masks import mask_of
-from fedsign.parameterisation.plan import Plan, plan_of
-from fedsign.parameterisation.roles import ModelRoles, Role
-from fedsign.parameterisation.schemes import MuP, Scheme, SmuPar
+from fedsign.parameterization.apply import parameterize, parameterized
+from fedsign.parameterization.masks import mask_of
+from fedsign.parameterization.plan import Plan, plan_of
+from fedsign.parameterization.roles import ModelRoles, Role
+from fedsign.parameterization.schemes import MuP, Scheme, SmuPar
 from fedsign.records import roles_of
 from fedsign.sections import OptimizerPart
 
@@ -38,7 +38,7 @@ def made(scheme: Scheme, model: nn.Module | None = None, seed: int = 0) -> nn.Mo
     """A model drawn from one stream, whatever the scheme."""
     model = small_gpt() if model is None else model
     torch.manual_seed(7)
-    parameterise(model, scheme, seed=seed)
+    parameterize(model, scheme, seed=seed)
     return model
 
 
@@ -115,7 +115,7 @@ def test_a_folded_model_computes_the_same_without_multipliers(tied: bool, norm: 
     scheme = SmuPar(base_width=16, init_std=0.3, density=RHO, alpha_input=3.0, alpha_output=2.0)
     model = made(scheme, small_gpt(tied=tied, norm=norm))
     plain = plain_model(model)
-    assert isinstance(plain, GPT) and parameterised(plain) is None and parameterised(model) is not None
+    assert isinstance(plain, GPT) and parameterized(plain) is None and parameterized(model) is not None
     standard = small_gpt(tied=tied, norm=norm)
     standard.load_state_dict(plain.state_dict())
     assert torch.equal(standard(tokens()), plain(tokens()))
@@ -180,7 +180,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, cl
 def test_weights_are_drawn_with_the_planned_deviation_where_they_are() -> None:
     """The deviation of n normal numbers is within 5 / sqrt(2 n) of what it is drawn with."""
     model = made(SmuPar(base_width=16, init_std=STD, density=RHO), small_gpt(width=128, num_heads=8))
-    found = parameterised(model)
+    found = parameterized(model)
     assert found is not None
     for name, tensor in found.plan.tensors.items():
         weights = model.get_parameter(name).detach()

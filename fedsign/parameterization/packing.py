@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsign.models.transform import Packing
-from fedsign.parameterisation.masks import Mask, gathered, put_back
+from fedsign.parameterization.masks import Mask, gathered, put_back
 from fedsign.records import Tensors
 
 

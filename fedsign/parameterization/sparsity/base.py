@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsign.parameterisation.masks import Mask
-from fedsign.parameterisation.packed import Packed, State
+from fedsign.parameterization.masks import Mask
+from fedsign.parameterization.packed import Packed, State
 
 Steps = Annotated[int, Field(ge=1)]
 

@@ -1,6 +1,6 @@
 """Static masks."""
 
-from fedsign.parameterisation.sparsity.base import MaskRule
+from fedsign.parameterization.sparsity.base import MaskRule
 
 
 def static() -> MaskRule | None:

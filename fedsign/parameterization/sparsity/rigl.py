@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.sparsity.base import Masked, MaskRule, Steps, largest
+from fedsign.parameterization.sparsity.base import Masked, MaskRule, Steps, largest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Parameterizations: how initialization, learning rates, and multipliers depend on width and density."""

@@ -1,0 +1,113 @@
+"""Every name that was changed works under its former name, with one sentence that says the new one."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsign import former_names
+from fedsign.config import from_dict, load, merged
+from fedsign.errors import ConfigError
+from simulations import load_run, run
+from simulations.jobs import digest_of
+
+KEYS = [
+    pytest.param(
+        {"data": {"normalise": "unit"}},
+        {"data": {"normalize": "unit"}},
+        ("data.normalise", "data.normalize"),
+        id="data",
+    ),
+    pytest.param(
+        {"parameterisation": {"name": "sp"}},
+        {"parameterization": {"name": "sp"}},
+        ("parameterisation", "parameterization"),
+        id="parameterization",
+        marks=pytest.mark.needs("sparsity"),
+    ),
+]
+
+
+def flat(tree: dict[str, Any]) -> str:
+    ((section, keys),) = tree.items()
+    ((key, value),) = keys.items()
+    return f"{section}.{key}={value}"
+
+
+@pytest.mark.parametrize(("former", "today", "names"), KEYS)
+def test_a_former_key_is_taken_with_a_warning(
+    former: dict[str, Any], today: dict[str, Any], names: tuple[str, str], tmp_path: Path
+) -> None:
+    """In a dictionary, in a file, with --set and in `replace`."""
+    expected, said = from_dict(today), rf"^{names[0]} is now {names[1]}; the former name will be removed in 0\.3$"
+    file = tmp_path / "experiment.toml"
+    ((section, keys),) = former.items()
+    file.write_text(f"[{section}]\n" + "".join(f'{key} = "{value}"\n' for key, value in keys.items()))
+    key, _, value = flat(former).partition("=")
+    with pytest.warns(FutureWarning, match=said):
+        assert from_dict(former) == expected
+    with pytest.warns(FutureWarning, match=said):
+        assert load(file) == expected
+    with pytest.warns(FutureWarning, match=said):
+        assert load(None, [flat(former)]) == expected
+    with pytest.warns(FutureWarning, match=said):
+        assert from_dict({}).replace(**{key: value}) == expected
+    assert expected.get(key, "") == value
+    with pytest.raises(ConfigError, match=rf"^{names[0]} and {names[1]} were both given, .*; keep {names[1]}\.$"):
+        from_dict(merged(former, today))
+
+
+@pytest.mark.parametrize(("former", "today", "names"), KEYS)
+def test_a_digest_is_that_of_the_former_names(
+    former: dict[str, Any], today: dict[str, Any], names: tuple[str, str]
+) -> None:
+    """Else a comparison would play its finished cells again."""
+    counted = former_names.former_tree(from_dict(today).what_counts())
+    assert former_names.current_tree(counted, warns=False) == from_dict(today).what_counts() != counted
+    assert digest_of(from_dict(today)) != digest_of(from_dict({}))
+
+
+def test_a_run_that_was_stored_under_the_former_names_is_read_and_resumed_without_a_warning(
+    tiny: dict[str, Any],
+) -> None:
+    done = run({**tiny, "data": {**tiny.get("data", {}), "normalize": "unit"}})
+    file = done.path / "config.toml"
+    then = file.read_text().replace("normalize", "normalise").replace("parameterization", "parameterisation")
+    file.write_text("".join(line for line in then.splitlines(keepends=True) if not line.startswith("#")))
+    stored = load_run(done.path)
+    assert stored.config == done.config
+    resumed = run({"rounds": 3}, resume=done.path)
+    assert len(resumed.rounds) == 3
+    assert "normalise" not in file.read_text()
+    with pytest.raises(ConfigError, match="was started with another 'data'"), pytest.warns(FutureWarning):
+        run({"data": {"normalise": "none"}}, resume=done.path)
+
+
+MODULES = [
+    ("fedsign.data.normalise", "fedsign.data.normalize", "Normalization"),
+    pytest.param(
+        "fedsign.parameterisation.roles",
+        "fedsign.parameterization.roles",
+        "ModelRoles",
+        marks=pytest.mark.needs("sparsity"),
+    ),
+    pytest.param(
+        "fedsign.parameterisation.sparsity.base",
+        "fedsign.parameterization.sparsity.base",
+        "MaskRule",
+        marks=pytest.mark.needs("sparsity"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("former", "today", "name"), MODULES)
+def test_a_former_module_is_imported_with_a_warning(former: str, today: str, name: str) -> None:
+    for each in [
+        each for each in sys.modules if each.startswith(("fedsign.parameterisation", "fedsign.data.normalise"))
+    ]:
+        del sys.modules[each]
+    with pytest.warns(FutureWarning, match="is now fedsign"):
+        found = importlib.import_module(former)
+    assert getattr(found, name) is getattr(importlib.import_module(today), name)
