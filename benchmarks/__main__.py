@@ -22,7 +22,7 @@ import torch
 from benchmarks.environments import PeerError
 from benchmarks.export import export
 from benchmarks.machine import arithmetic, machine
-from benchmarks.measure import Figures, Record, play, play_once, summarized
+from benchmarks.measure import Record, Result, play, play_once, summarized
 from benchmarks.players import BARE, PLAYERS, Player, player_named
 from benchmarks.task import Task
 from benchmarks.works import Work, all_works
@@ -79,7 +79,7 @@ def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float
     players = _chosen_players(work, device, given.players)
     floor = arithmetic(Task(folder, torch.device(device)))
 
-    def kept(records: list[Record]) -> Figures:
+    def kept(records: list[Record]) -> Result:
         result = {
             "work": work.name,
             "title": work.title,
@@ -118,7 +118,7 @@ def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float
     print(f"{work.name}: {path}", flush=True)
 
 
-def _write(path: Path, result: Figures) -> None:
+def _write(path: Path, result: Result) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

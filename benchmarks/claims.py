@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import table
+from benchmarks.tables import metrics_of, table
 from fedsign.registry import KINDS
 from fedsign.storage.disk import write_text
 from simulations.recipes import table as recipes
@@ -70,7 +70,7 @@ def take_in(path: Path) -> None:
     name, _, data = found["name"].partition(" on ")
     if data and data not in KINDS["dataset"].table:
         raise SystemExit(f"{path} was measured on {data}: only findings on registered data sets are kept.")
-    kept = {"recipe": name, "data": data, "date": datetime.now(UTC).date().isoformat(), "figures": found["figures"]}
+    kept = {"recipe": name, "data": data, "date": datetime.now(UTC).date().isoformat(), "metrics": metrics_of(found)}
     target = FINDINGS / f"{name}{'-' if data else ''}{data}.json"
     write_text(target, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
@@ -81,16 +81,17 @@ def findings() -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(FINDINGS.glob("*.json")):
         each = json.loads(path.read_text(encoding="utf-8"))
+        each["metrics"] = metrics_of(each)
         found.setdefault(each["recipe"], []).append(each)
     return found
 
 
-def verdict(recipe: Recipe, figures: dict[str, float]) -> Verdict | None:
+def verdict(recipe: Recipe, metrics: dict[str, float]) -> Verdict | None:
     """Judge by the current thresholds; None if missing metrics could change the verdict."""
     thresholds = [*recipe.given, *recipe.thresholds]
-    missing = {each.figure for each in thresholds} - {*figures}
-    met = {name: _inside([each for each in thresholds if each.figure == name]) for name in missing}
-    judged = {Finding(recipe=recipe, quick=False, figures=figures | more).verdict for more in ({}, met)}
+    missing = {each.metric for each in thresholds} - {*metrics}
+    met = {name: _inside([each for each in thresholds if each.metric == name]) for name in missing}
+    judged = {Finding(recipe=recipe, quick=False, metrics=metrics | more).verdict for more in ({}, met)}
     return judged.pop() if len(judged) == 1 else None
 
 
@@ -143,30 +144,30 @@ def _paper(recipe: Recipe) -> str:
 
 def _rows(recipe: Recipe) -> Iterator[list[str]]:
     place = recipe.source.partition(", ")[2]
-    nothing = {"figures": {}, "data": next(iter(recipe.data), "")}
+    nothing = {"metrics": {}, "data": next(iter(recipe.data), "")}
     for found in findings().get(recipe.name, [nothing]):
         command = f"`fedsign reproduce {recipe.name}{' --data ' if found['data'] else ''}{found['data']}`"
         for part in recipe.parts:
             said = f"{part.says}{f' ({place})' if place else ''}"
-            yield [said, _of_part(part, found["figures"]), _shown(part, found), command]
+            yield [said, _of_part(part, found["metrics"]), _shown(part, found), command]
 
 
-def _of_part(part: Part, figures: dict[str, float]) -> str:
-    known = [each for each in part.thresholds if each.figure in figures]
-    if not all(each.is_met(figures) for each in known):
+def _of_part(part: Part, metrics: dict[str, float]) -> str:
+    known = [each for each in part.thresholds if each.metric in metrics]
+    if not all(each.is_met(metrics) for each in known):
         return "**does not hold**"
     return "holds" if len(known) == len(part.thresholds) else AGAIN
 
 
 def _shown(part: Part, found: dict[str, Any]) -> str:
     """Return the decisive metrics: those that fail, or all; three at most."""
-    figures = found["figures"]
-    known = [each for each in part.thresholds if each.figure in figures]
-    failing = [each for each in known if not each.is_met(figures)]
+    metrics = found["metrics"]
+    known = [each for each in part.thresholds if each.metric in metrics]
+    failing = [each for each in known if not each.is_met(metrics)]
     conditions: dict[str, list[str]] = {}
     for each in failing or known:
-        conditions.setdefault(each.figure, []).append(each.condition)
-    shown = [f"`{name}` {figures[name]:.3g} ({', '.join(said)})" for name, said in conditions.items()]
+        conditions.setdefault(each.metric, []).append(each.condition)
+    shown = [f"`{name}` {metrics[name]:.3g} ({', '.join(said)})" for name, said in conditions.items()]
     more = [f"{len(shown) - 3} more"] if len(shown) > 3 else []
     return "; ".join([*shown[:3], *more]) + (" †" if found.get("rounded") and shown else "")
 
@@ -200,7 +201,7 @@ def _block(recipe: Recipe) -> Iterator[str]:
 
 
 def _conditions(thresholds: Sequence[Threshold]) -> str:
-    return ", ".join(f"`{each.figure}` {each.condition}" for each in thresholds)
+    return ", ".join(f"`{each.metric}` {each.condition}" for each in thresholds)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.docs_alone import SECTIONS
 from benchmarks.players import BARE, FLOOR, LARGE_MODELS, PLAYERS
 from benchmarks.rooms import ROOMS
-from benchmarks.tables import MISSING, Figures, measured_on, ms, table
+from benchmarks.tables import MISSING, Result, measured_on, ms, table
 from benchmarks.works import all_works
 from fedsign.report import figures
 from fedsign.report.chart import Axis, Chart, Series, bar_chart
@@ -93,12 +93,12 @@ def charts() -> dict[str, Chart]:
     return {_picture(result): chart for result in works if (chart := _chart(result)).series}
 
 
-def _picture(result: Figures) -> str:
+def _picture(result: Result) -> str:
     device = "" if result["device"] == "cpu" else f"-{result['device']}"
     return f"docs/images/benchmark-{result['work']}{device}.svg"
 
 
-def read_results() -> list[Figures]:
+def read_results() -> list[Result]:
     """Read the results of `python -m benchmarks`, in the order of the workloads."""
     order = [*all_works(), *SECTIONS]
     found = [json.loads(path.read_text(encoding="utf-8")) for path in result_files()]
@@ -111,7 +111,7 @@ def result_files() -> list[Path]:
     return [*sorted(RESULTS.glob("*/*.json")), *(path for path in alone if path.exists())]
 
 
-def _section(result: Figures, has_picture: bool) -> str:
+def _section(result: Result, has_picture: bool) -> str:
     title = result["title"] + ("" if result["device"] == "cpu" else ", on a GPU")
     rows = _ordered(result["rows"])
     parts = [f"## {title}", result["about"], measured_on(result)]
@@ -143,7 +143,7 @@ def _section(result: Figures, has_picture: bool) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _row(row: Figures) -> list[str]:
+def _row(row: Result) -> list[str]:
     title = f"**{row['title']}**" if row["player"] in _OURS else row["title"]
     if "not_played" in row:
         return [title, "not played", *[MISSING] * 12]
@@ -167,7 +167,7 @@ def _row(row: Figures) -> list[str]:
     ]
 
 
-def _standing(rows: Sequence[Figures]) -> str:
+def _standing(rows: Sequence[Result]) -> str:
     """Describe where FedSign wins and where it loses."""
     played = [row for row in rows if "ratio_to_bare_loop" in row]
     ours = [row for row in played if row["player"] in _OURS - _REDUCED]
@@ -195,7 +195,7 @@ def _standing(rows: Sequence[Figures]) -> str:
     return f"{first} Where we lose: {'; '.join(lost)}." if lost else f"{first} None of ours is slower than a peer."
 
 
-def _floor(result: Figures, rows: Sequence[Figures]) -> str:
+def _floor(result: Result, rows: Sequence[Result]) -> str:
     found = result["arithmetic"]
     text = (
         f"**Floor.** A round is {found['flops_per_round'] / 1e6:,.1f} million floating-point operations; a large "
@@ -223,7 +223,7 @@ def _floor(result: Figures, rows: Sequence[Figures]) -> str:
     )
 
 
-def _profile(rows: Sequence[Figures]) -> str:
+def _profile(rows: Sequence[Result]) -> str:
     """Describe where our rounds spend their time, in ms and percent."""
     ours = [row for row in rows if "profile_s" in row and "not_played" not in row["profile_s"]]
     if not ours:
@@ -243,7 +243,7 @@ def _profile(rows: Sequence[Figures]) -> str:
     )
 
 
-def _curves(results: Sequence[Figures]) -> str:
+def _curves(results: Sequence[Result]) -> str:
     parts = ["## Scaling"]
     axes = dict.fromkeys((result["device"], result["curve"]["axis"]) for result in results)
     for device, axis in axes:
@@ -287,22 +287,22 @@ def _curves(results: Sequence[Figures]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _point(result: Figures, players: Iterable[tuple[str, str]], cell: Any) -> list[str]:
+def _point(result: Result, players: Iterable[tuple[str, str]], cell: Any) -> list[str]:
     rows = {row["player"]: row for row in result["rows"]}
     cells = [cell(rows[name]) if name in rows and "round_s" in rows[name] else MISSING for name, _ in players]
     return [f"{result['curve']['at']:,.0f}", *cells]
 
 
-def _round_cell(row: Figures) -> str:
+def _round_cell(row: Result) -> str:
     unsure = "" if row["learnt"] and row.get("agrees", True) else " (not learnt)"
     return f"{ms(_median_s(row))} ({row['ratio_to_bare_loop']['median']:.2f}){unsure}"
 
 
-def _start_cell(row: Figures) -> str:
+def _start_cell(row: Result) -> str:
     return f"{row['start_s']['median']:.1f} ({row['peak_mb']:,})"
 
 
-def _chart(result: Figures) -> Chart:
+def _chart(result: Result) -> Chart:
     rows = [row for row in _ordered(result["rows"]) if "round_s" in row]
     bars = [
         Series(
@@ -318,12 +318,12 @@ def _chart(result: Figures) -> Chart:
     return bar_chart("Milliseconds a round", Axis(categories=[bar.name for bar in bars]), bars)
 
 
-def _ordered(rows: Sequence[Figures]) -> list[Figures]:
+def _ordered(rows: Sequence[Result]) -> list[Result]:
     """Sort by speed; competitors that could not be played come last."""
     return sorted(rows, key=lambda row: _median_s(row) if "round_s" in row else float("inf"))
 
 
-def _median_s(row: Figures) -> float:
+def _median_s(row: Result) -> float:
     median: float = row["round_s"]["median"]
     return median
 

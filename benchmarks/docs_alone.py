@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks.tables import MISSING, Figures, measured_on, ms, table
+from benchmarks.tables import MISSING, Result, measured_on, metrics_of, ms, table
 from fedsign.report.wording import figure
 
 _TARGET_S = 1.5  # startup beyond the imports
@@ -15,7 +15,7 @@ COMPARED = (("GGG flat", "IIG", 4.0), ("FSDP2", "IIG", 2.0), ("FSDP2 ZeRO-2", "N
 """The slower variant, the faster one, and the minimum ratio."""
 
 
-def _startup(result: Figures) -> str:
+def _startup(result: Result) -> str:
     beyond = result["beyond_imports_s"]
     verdict = "within" if beyond["median"] <= _TARGET_S else "**above**"
     rows = [
@@ -37,7 +37,7 @@ def _startup(result: Figures) -> str:
     )
 
 
-def _population(result: Figures) -> str:
+def _population(result: Result) -> str:
     """Startup, memory and rounds by number of clients."""
     head = ("", "clients", "start, s", "peak, MiB", "ms a round", "x the smallest", "range")
     rows = []
@@ -67,7 +67,7 @@ def _population(result: Figures) -> str:
     )
 
 
-def _checkpoint(result: Figures) -> str:
+def _checkpoint(result: Result) -> str:
     """Milliseconds with and without digests."""
     rows = []
     for name, row in result["checkpoints"].items():
@@ -87,7 +87,7 @@ def _checkpoint(result: Figures) -> str:
     )
 
 
-def _soak(result: Figures) -> str:
+def _soak(result: Result) -> str:
     """Sizes after the warm-up, and at the end."""
     rows = [
         [
@@ -111,7 +111,7 @@ def _soak(result: Figures) -> str:
     )
 
 
-def _aggregation(result: Figures) -> str:
+def _aggregation(result: Result) -> str:
     """Seconds, and memory by number of replies."""
     titles = {
         "in_place_sum": "sum in place",
@@ -136,7 +136,7 @@ def _aggregation(result: Figures) -> str:
     )
 
 
-def _analysis(result: Figures) -> str:
+def _analysis(result: Result) -> str:
     """Valleys and their baselines; rounds with and without sign recording."""
     titles = {
         "mlp": ("valley of the default MLP, 246 points on 360 samples", "a loop over the points", "loop"),
@@ -163,7 +163,7 @@ def _analysis(result: Figures) -> str:
     )
 
 
-def _engines(result: Figures) -> str:
+def _engines(result: Result) -> str:
     """Seconds and bytes of a round by engine, and Flower's floor."""
     titles = {
         "in_process": ("in process", ""),
@@ -175,7 +175,7 @@ def _engines(result: Figures) -> str:
     }
     rows = []
     for model, num_parameters in result["models"].items():
-        of_model = result["figures"][model]
+        of_model = metrics_of(result)[model]
         for name, (title, floor) in titles.items():
             row = of_model[name]
             seconds = row["round_s"]
@@ -206,10 +206,10 @@ def _engines(result: Figures) -> str:
     )
 
 
-def _large(result: Figures) -> str:
+def _large(result: Result) -> str:
     """Seconds and peak memory of a large model's round trip."""
     rows = []
-    for precision, row in result["figures"].items():
+    for precision, row in metrics_of(result).items():
         seconds, peaks = row["round_s"], row["peak_bytes"]
         size = row["bytes_down"]
         cells = [f"{peak / 1e9:.1f} ({peak / size:.1f} x)" for peak in peaks.values()]
@@ -220,11 +220,11 @@ def _large(result: Figures) -> str:
         "of the second round, and the peak memory of each process, in GB and in sizes of the model. A model in "
         "bfloat16 travels as such.",
         result,
-        table(("", "GB each way", "s a round", *next(iter(result["figures"].values()))["peak_bytes"]), rows, left=1),
+        table(("", "GB each way", "s a round", *next(iter(metrics_of(result).values()))["peak_bytes"]), rows, left=1),
     )
 
 
-def _lisa(result: Figures) -> str:
+def _lisa(result: Result) -> str:
     """Bytes and times of LISA and full fine-tuning."""
     titles = {"full": "full fine-tuning", "lisa": "**LISA**, 2 of 12 blocks"}
     rows = []
@@ -279,7 +279,7 @@ def _lisa(result: Figures) -> str:
     )
 
 
-def _sparse(result: Figures) -> str:
+def _sparse(result: Result) -> str:
     """Ratios of compressed to dense products, of layers and of steps."""
     layers = result["layers"]
     densities = list(dict.fromkeys(row["density"] for row in layers))
@@ -309,7 +309,7 @@ def _sparse(result: Figures) -> str:
     )
 
 
-def _sparse_clients(result: Figures) -> str:
+def _sparse_clients(result: Result) -> str:
     """Time per local step and model size by density."""
     rows = []
     for player, ratio in result["step_ratio"].items():
@@ -337,12 +337,12 @@ def _sparse_clients(result: Figures) -> str:
     )
 
 
-def _alone(title: str, about: str, result: Figures, *parts: str) -> str:
+def _alone(title: str, about: str, result: Result, *parts: str) -> str:
     """A section on FedSign alone."""
     return "\n\n".join([f"## {title}", about, measured_on(result), *parts]) + "\n"
 
 
-def _hypergradients(result: Figures) -> str:
+def _hypergradients(result: Result) -> str:
     """Bytes and times by depth; many directions at once; the hand-written baseline."""
     methods = list(next(iter(result["depths"].values())))
     rows = []
@@ -383,7 +383,7 @@ def _hypergradients(result: Figures) -> str:
     )
 
 
-def _paro(result: Figures) -> str:
+def _paro(result: Result) -> str:
     """Sharding strategies by bandwidth; slow ones beside fast ones."""
     parts = []
     for megabits, found in result["rates"].items():
@@ -433,7 +433,7 @@ def _paro(result: Figures) -> str:
     )
 
 
-def _ahead(result: Figures) -> str:
+def _ahead(result: Result) -> str:
     """With and without prefetching, by bandwidth."""
     parts = []
     for megabits, found in result["rates"].items():
@@ -465,7 +465,7 @@ def _ahead(result: Figures) -> str:
     )
 
 
-def inversions(players: Figures) -> list[str]:
+def inversions(players: Result) -> list[str]:
     """Return pairs that the plan orders wrongly, though it predicts a difference of at least 25 %."""
     planned = {name: of["predicted"]["seconds"] for name, of in players.items() if "predicted" in of}
     measured = {name: players[name]["seconds"]["median"] for name in planned}
@@ -477,7 +477,7 @@ def inversions(players: Figures) -> list[str]:
     ]
 
 
-SECTIONS: dict[str, Callable[[Figures], str]] = {
+SECTIONS: dict[str, Callable[[Result], str]] = {
     "startup": _startup,
     "population": _population,
     "checkpoint": _checkpoint,

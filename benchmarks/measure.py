@@ -20,7 +20,7 @@ from benchmarks.players import BARE, Player
 from benchmarks.players.stopwatch import STARTED_AT
 from benchmarks.works import Work
 
-Figures = dict[str, Any]
+Result = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _LONGEST_S = 3600.0
@@ -31,11 +31,11 @@ class Record:
     """A competitor's repetitions; `reason` says why there are none."""
 
     player: Player
-    plays: list[Figures] = field(default_factory=list)
+    plays: list[Result] = field(default_factory=list)
     reason: str = ""
 
 
-def play_once(player: Player, folder: Path, cache: Path, *, device: str, settings: Figures | None = None) -> Figures:
+def play_once(player: Player, folder: Path, cache: Path, *, device: str, settings: Result | None = None) -> Result:
     """Run a competitor's process once; return its rounds' seconds and its final report.
 
     Raises:
@@ -113,19 +113,19 @@ def play(
     return records
 
 
-def summarized(work: Work, records: Sequence[Record]) -> list[Figures]:
+def summarized(work: Work, records: Sequence[Record]) -> list[Result]:
     """Return a row per competitor, including those that could not be played."""
     bare = next(record for record in records if record.player.name == BARE)
     return [_row(work, record, bare) for record in records]
 
 
-def round_s(work: Work, found: Figures, *, clock: str = "wall_s") -> float:
+def round_s(work: Work, found: Result, *, clock: str = "wall_s") -> float:
     """Return the median round after the warm-up."""
     rounds: list[float] = found[clock][work.warm_up_rounds :]
     return statistics.median(rounds)
 
 
-def mean_round_s(work: Work, found: Figures) -> float:
+def mean_round_s(work: Work, found: Result) -> float:
     """Return the mean round after the warm-up, which includes work of some rounds only, such as checkpoints."""
     return statistics.fmean(found["wall_s"][work.warm_up_rounds :])
 
@@ -161,8 +161,8 @@ def _installed(player: Player, cache: Path) -> str:
     return ""
 
 
-def _row(work: Work, record: Record, bare: Record) -> Figures:
-    row: Figures = {"player": record.player.name, "title": record.player.title, "settings": record.player.settings}
+def _row(work: Work, record: Record, bare: Record) -> Result:
+    row: Result = {"player": record.player.name, "title": record.player.title, "settings": record.player.settings}
     if record.reason or not record.plays:
         return {**row, "not_played": record.reason or "no repetition was finished"}
     plays, last = record.plays, record.plays[-1]
@@ -198,7 +198,7 @@ def _row(work: Work, record: Record, bare: Record) -> Figures:
     return row
 
 
-def _told(work: Work, found: Figures) -> str:
+def _told(work: Work, found: Result) -> str:
     return (
         f"{1000 * round_s(work, found):9.2f} ms a round (mean {1000 * mean_round_s(work, found):.2f}, "
         f"first {1000 * found['wall_s'][0]:.1f}), loss {found['loss']:.4f}, accuracy {found['accuracy']:.3f}"

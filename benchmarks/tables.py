@@ -5,11 +5,17 @@ from typing import Any
 
 from fedsign.report.wording import figure, plural
 
-Figures = dict[str, Any]
+Result = dict[str, Any]
 MISSING = "–"
 
 
-def measured_on(result: Figures) -> str:
+def metrics_of(result: Result) -> Result:
+    """What was measured, also under the former key."""
+    found: Result = result["metrics"] if "metrics" in result else result["figures"]  # the former key
+    return found
+
+
+def measured_on(result: Result) -> str:
     machine = result["machine"]
     gpu = f", {machine['gpu']}" if "gpu" in machine and result.get("device") == "cuda" else ""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())

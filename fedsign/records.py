@@ -152,7 +152,7 @@ class EvaluateReply:
     num_train: int
     num_test: int
     num_validation: int
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

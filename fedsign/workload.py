@@ -25,9 +25,9 @@ from fedsign.data.partition.base import Split, split_of
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
+from fedsign.evaluation import Evaluation
 from fedsign.extensions import extensions
 from fedsign.federation.exchange import UpdateEncoding
-from fedsign.figures import Evaluation
 from fedsign.models.transform import transforms_of
 from fedsign.models.weights import load_weights, scale_weights
 from fedsign.numerics import Numerics, device_of
@@ -252,11 +252,11 @@ class Workload:
         `num_threads` threads share the batches on a CPU; results do not depend on it.
         """
         test, validation = samples or (self.dataset.test, self.dataset.validation)
-        figures_on = partial(self._evaluation.figures, model.eval(), num_threads=num_threads)
-        values = figures_on(test)
+        evaluate_on = partial(self._evaluation.evaluate, model.eval(), num_threads=num_threads)
+        values = evaluate_on(test)
         if validation is not None:
-            figures = figures_on(validation)
-            values |= {f"validation_{name}": value for name, value in figures.items()}
+            metrics = evaluate_on(validation)
+            values |= {f"validation_{name}": value for name, value in metrics.items()}
         return values
 
     @cached_property

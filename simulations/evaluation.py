@@ -15,7 +15,7 @@ from fedsign.workload import Workload
 class Evaluation:
     """A round's metrics. `lines`: records to append to further files of the run's folder, by file name."""
 
-    figures: dict[str, float]
+    metrics: dict[str, float]
     failures: Sequence[Failure] = ()
     bytes_down: int = 0
     lines: Mapping[str, Line] = field(default_factory=dict)
@@ -39,6 +39,6 @@ def evaluator_for(workload: Workload, model: WorkingModel, grid: PartitionGrid, 
 
     def on_the_server(round: int, tensors: Tensors) -> Evaluation:
         model.load(tensors)
-        return Evaluation(figures=workload.evaluate(model.module, num_threads=num_threads))
+        return Evaluation(metrics=workload.evaluate(model.module, num_threads=num_threads))
 
     return on_the_server

@@ -30,15 +30,15 @@ class Account(RoundHook):
     def begin(self, round: int) -> None:
         """Record the parameters that the mechanism has in this round, before they adapt."""
         self._round = round
-        self._figures: Line = dict(self._privacy.figures()) if isinstance(self._privacy, Central) else {}
+        self._metrics: Line = dict(self._privacy.metrics()) if isinstance(self._privacy, Central) else {}
 
     def end(self, traffic: Traffic) -> Line:
         """Charge the round to the account; return the privacy fields of the record."""
-        epsilon = self._budget.spend(self._round, self._privacy.released(traffic.sent), self._figures)
-        figures: Line = {"epsilon": epsilon, **self._figures}
+        epsilon = self._budget.spend(self._round, self._privacy.released(traffic.sent), self._metrics)
+        metrics: Line = {"epsilon": epsilon, **self._metrics}
         if isinstance(self._privacy, Local):
-            figures["epsilon_round"] = self._accountant.epsilon(1)
-        return figures
+            metrics["epsilon_round"] = self._accountant.epsilon(1)
+        return metrics
 
     def write(self, record: Line, *, durable: bool) -> Line:
         """Return the record without metrics computed from data that were not private."""

@@ -121,11 +121,11 @@ class RoundLoop:
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
-        line: Line = {"round": self.round, **evaluated.figures, **traffic.record()}
+        line: Line = {"round": self.round, **evaluated.metrics, **traffic.record()}
         # In single precision, so that a sparse model, whose sum has no zeros, gives the same number.
         line["weight_norm"] = float(np.float32(norm_of(self._evaluated, self._parameters)))
-        for figures in besides:
-            line |= figures
+        for metrics in besides:
+            line |= metrics
         self._write(line, timings, evaluated)
 
     def _train(self) -> Traffic:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.tables import MISSING, Figures, table
+from benchmarks.tables import MISSING, Result, table
 from fedsign.ablation.reading import CONVERGED
 from fedsign.comparison.labels import Scale
 from fedsign.intervals import Interval, mean_and_std
@@ -64,7 +64,7 @@ def page() -> str:
     return "\n\n".join([_HEAD, _verdict([*results.values()]), _summary(results), *sections]) + "\n"
 
 
-def _verdict(results: Sequence[Figures]) -> str:
+def _verdict(results: Sequence[Result]) -> str:
     """Count the experiments that show an effect."""
     by_key = [{row["key"]: row for row in result["rows"]} for result in results]
     gains = [_says(rows["fedsign"]["to_fedavg"]) for rows in by_key]
@@ -78,7 +78,7 @@ def _verdict(results: Sequence[Figures]) -> str:
     )
 
 
-def _summary(results: dict[str, Figures]) -> str:
+def _summary(results: dict[str, Result]) -> str:
     rows = []
     for name, title in TITLES.items():
         if name not in results:
@@ -105,7 +105,7 @@ def _summary(results: dict[str, Figures]) -> str:
     return table(head, rows, left=7)
 
 
-def _section(result: Figures) -> str:
+def _section(result: Result) -> str:
     head = ("", "accuracy", "to FedAvg", "to FedSign", "best (round)", "last fifth", "weight norm")
     rows = [
         [
@@ -123,22 +123,22 @@ def _section(result: Figures) -> str:
     return f"{sentences}\n\n{table(head, rows, left=1)}"
 
 
-def _num_seeds(result: Figures) -> int:
+def _num_seeds(result: Result) -> int:
     """Count the seeds with a result; failed runs have none."""
     return max(len(row["values"]) for row in result["rows"])
 
 
-def _accuracy(row: Figures, num_seeds: int) -> str:
+def _accuracy(row: Result, num_seeds: int) -> str:
     num = sum(each is not None for each in row["values"].values())
     lost = f", {num} of {num_seeds} seeds" if num < num_seeds else ""
     return f"{_POINTS.spread(*mean_and_std(row['values'].values()))}{lost}"
 
 
-def _says(difference: Figures | None) -> str | None:
+def _says(difference: Result | None) -> str | None:
     return None if difference is None else difference["says"]
 
 
-def _points(difference: Figures | None, *, is_turned: bool = False) -> str:
+def _points(difference: Result | None, *, is_turned: bool = False) -> str:
     """Format `+1.50 [+0.93, +2.06]` and the verdict; with `is_turned`, for the opposite difference."""
     if difference is None:
         return MISSING

@@ -34,18 +34,18 @@ ROUNDS = {"mlp": 50, "resnet20": 30, "25m": 8}  # checkpoints of each kind per t
 def measure(path: Path, *, repetitions: int) -> None:
     """Time both kinds in turn."""
     before = machine()
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for model, num_parameters in MODELS.items():
         for strategy, num_states in STRATEGIES.items():
             given = checkpoint_of(num_parameters, num_states)
             turns = [play(given, ROUNDS[model]) for _ in range(repetitions)]
-            figures[f"{model} {strategy}"] = {
+            metrics[f"{model} {strategy}"] = {
                 "num_parameters": num_parameters,
                 **{f"{kind}_ms": spread([turn[kind] for turn in turns]) for kind in ("ours", "plain")},
                 "ratio": spread([turn["ours"] / turn["plain"] for turn in turns]),
             }
-    write_result(path, {**result_head(NAME, "A checkpoint with digests", before, repetitions), "checkpoints": figures})
-    for name, row in figures.items():
+    write_result(path, {**result_head(NAME, "A checkpoint with digests", before, repetitions), "checkpoints": metrics})
+    for name, row in metrics.items():
         ratio = row["ratio"]
         print(
             f"{name}: {row['ours_ms']['median']:.2f} ms, {ratio['median']:.3f} x "

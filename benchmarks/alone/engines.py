@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from benchmarks.machine import machine
-from benchmarks.measure import Figures, result_head, spread, write_result
+from benchmarks.measure import Result, result_head, spread, write_result
 
 NAME = "engines"
 NUM_CLIENTS, ROUNDS = 4, 4
@@ -88,7 +88,7 @@ def sizes_of(hidden: list[int]) -> list[int]:
     return [size for before, after in pairwise(widths) for size in (before * after, after)]
 
 
-def play_engine(name: str, hidden: list[int], root: Path) -> Figures:
+def play_engine(name: str, hidden: list[int], root: Path) -> Result:
     """Run FedSign; return the seconds of its rounds and the bytes on the loopback."""
     from simulations import run
     from simulations.callbacks.base import Callback
@@ -122,7 +122,7 @@ def play_engine(name: str, hidden: list[int], root: Path) -> Figures:
     return {"lines": lines, "payload": payload, "whole_s": time.perf_counter() - began, "loss": done.rounds[-1]["loss"]}
 
 
-def play_floor(name: str, hidden: list[int], root: Path) -> Figures:
+def play_floor(name: str, hidden: list[int], root: Path) -> Result:
     """Run only Flower, with the same arrays."""
     sizes, out = sizes_of(hidden), root / "lines.json"
     app = root / "app"
@@ -183,7 +183,7 @@ def loopback_bytes() -> int:
     return int(Path("/sys/class/net/lo/statistics/rx_bytes").read_text(encoding="utf-8"))
 
 
-def play(row: str, model: str) -> Figures:
+def play(row: str, model: str) -> Result:
     """Play a row in a separate process; return medians over the rounds, without the first."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.alone.engines", row, model],
@@ -211,7 +211,7 @@ def measure(path: Path, *, repetitions: int) -> None:
     """Play all rows in turn, `repetitions` times."""
     before = machine()
     rows = [*ENGINES, *FLOORS]
-    found: dict[str, dict[str, list[Figures]]] = {model: {row: [] for row in rows} for model in MODELS}
+    found: dict[str, dict[str, list[Result]]] = {model: {row: [] for row in rows} for model in MODELS}
     for _ in range(repetitions):
         for model, of_model in found.items():
             for row in rows:
@@ -223,17 +223,17 @@ def measure(path: Path, *, repetitions: int) -> None:
             **result_head(NAME, "Engines", before, repetitions),
             "clients": NUM_CLIENTS,
             "models": {model: sum(sizes_of(hidden)) for model, hidden in MODELS.items()},
-            "figures": {
+            "metrics": {
                 model: {row: _summary(plays) for row, plays in of_model.items()} for model, of_model in found.items()
             },
         },
     )
 
 
-def _summary(plays: list[Figures]) -> Figures:
-    figures = ("round_s", "first_round_s", "whole_s", "loopback_bytes")
+def _summary(plays: list[Result]) -> Result:
+    metrics = ("round_s", "first_round_s", "whole_s", "loopback_bytes")
     return {
-        **{name: spread([each[name] for each in plays]) for name in figures},
+        **{name: spread([each[name] for each in plays]) for name in metrics},
         "payload_bytes": plays[0]["payload_bytes"],
         "loss": plays[0]["loss"],
     }
@@ -241,7 +241,7 @@ def _summary(plays: list[Figures]) -> Figures:
 
 if __name__ == "__main__":
     _row, _model = sys.argv[1:]
-    _play: Callable[..., Figures] = play_floor if _row in FLOORS else play_engine
+    _play: Callable[..., Result] = play_floor if _row in FLOORS else play_engine
     with tempfile.TemporaryDirectory() as _root:
         _found = _play(_row, MODELS[_model], Path(_root))
     print(json.dumps(_found))

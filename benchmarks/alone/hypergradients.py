@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.alone import hand_jvp
 from benchmarks.machine import machine
-from benchmarks.measure import Figures, result_head, spread, write_result
+from benchmarks.measure import Result, result_head, spread, write_result
 from fedsign.bilevel import directions
 from fedsign.bilevel.condensation import IMAGES, Training, draws
 from fedsign.bilevel.condense import Condensation
@@ -36,9 +36,9 @@ DEPTHS = (10, 30, 100, 300, 1000)
 WIDTHS, CONV_DEPTH, NUM_DIRECTIONS = (16, 128), 5, 32
 
 
-def by_depth(repetitions: int) -> Figures:
+def by_depth(repetitions: int) -> Result:
     """Measure bytes once, since they are deterministic, and seconds in turn."""
-    found: Figures = {}
+    found: Result = {}
     for depth in DEPTHS:
         takes = {method: hypergradient(method, depth) for method in METHODS}
         taken = _in_turn(takes, repetitions if depth <= 100 else 3)
@@ -107,7 +107,7 @@ def by_func_one_after_another(problem: Problem, meta: Tree, vectors: Tree) -> li
     return ends
 
 
-def conv_net(width: int, threads: int, repetitions: int) -> Figures:
+def conv_net(width: int, threads: int, repetitions: int) -> Result:
     """Check that all variants agree, and time them in turn."""
     inner, problem, meta, vectors = conv_problem(width)
     ways: dict[str, Callable[[], Any]] = {

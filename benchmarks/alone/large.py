@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import machine
-from benchmarks.measure import Figures, result_head, spread, write_result
+from benchmarks.measure import Result, result_head, spread, write_result
 
 NAME = "large"
 WIDTH = 15_700
@@ -56,7 +56,7 @@ def wide(input_shape: tuple[int, ...], num_outputs: int, *, precision: str = "fl
     return Wide(int(torch.Size(input_shape).numel()), num_outputs, getattr(torch, precision))
 
 
-def play(precision: str, root: Path) -> Figures:
+def play(precision: str, root: Path) -> Result:
     """Play two rounds, in this process and its children."""
     from simulations import run
 
@@ -111,7 +111,7 @@ def _watch(root: Path, peaks: dict[str, int], stop: threading.Event) -> None:
 def measure(path: Path, *, repetitions: int) -> None:
     """Play both precisions in turn."""
     before = machine()
-    found: dict[str, list[Figures]] = {precision: [] for precision in PRECISIONS}
+    found: dict[str, list[Result]] = {precision: [] for precision in PRECISIONS}
     for _ in range(repetitions):
         for precision, plays in found.items():
             done = subprocess.run(
@@ -129,12 +129,12 @@ def measure(path: Path, *, repetitions: int) -> None:
         path,
         {
             **result_head(NAME, "A large model", before, repetitions),
-            "figures": {precision: _summary(plays) for precision, plays in found.items()},
+            "metrics": {precision: _summary(plays) for precision, plays in found.items()},
         },
     )
 
 
-def _summary(plays: list[Figures]) -> dict[str, Any]:
+def _summary(plays: list[Result]) -> dict[str, Any]:
     return {
         "round_s": spread([each["round_s"][-1] for each in plays]),
         "bytes_down": plays[0]["bytes_down"],

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import machine
-from benchmarks.measure import Figures, result_head, spread, write_result
+from benchmarks.measure import Result, result_head, spread, write_result
 from fedsign.data.base import Dataset
 from fedsign.data.text.pytext import pytext
 from fedsign.memory.live import LiveBytes, allocated
@@ -96,7 +96,7 @@ def _kept(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
-def memory(kind: str, data: Dataset) -> Figures:
+def memory(kind: str, data: Dataset) -> Result:
     """Measure a period and the next one's first steps, with one draw between, after a step that creates the moments."""
     with LiveBytes() as live:
         training = small(kind, data)
@@ -133,7 +133,7 @@ def iteration_s(training: Training) -> tuple[float, float]:
     return (time.perf_counter() - began) / PERIOD, (time.process_time() - own) / PERIOD
 
 
-def on_gpu(repetitions: int) -> Figures:
+def on_gpu(repetitions: int) -> Result:
     """Measure peak and time of each, sequentially, since both do not fit together."""
     device, found = torch.device("cuda"), {}
     for kind in ("full", "lisa"):
@@ -165,7 +165,7 @@ def measure(path: Path, *, repetitions: int) -> None:
     pairs = list(zip(taken["lisa"], taken["full"], strict=True))
     full, lisa = bytes_of["full"], bytes_of["lisa"]
 
-    def kept(of: Figures) -> int:
+    def kept(of: Result) -> int:
         return int(of["gradients_bytes"] + of["optimizer_bytes"])
 
     result: dict[str, Any] = {

@@ -26,7 +26,7 @@ from benchmarks.alone.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
 from benchmarks.alone.shaped import Cable, cable
 from benchmarks.docs_alone import COMPARED
 from benchmarks.machine import machine
-from benchmarks.measure import Figures, result_head, spread, write_result
+from benchmarks.measure import Result, result_head, spread, write_result
 from fedsign.errors import EngineError
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import StateBytes, Task, estimate
@@ -58,14 +58,14 @@ def predicted(player: str, *, across_bps: float, within_bps: float, computing_s:
     return {"seconds": found.communication_s + computing_s, "kept_bytes": found.memory_bytes}
 
 
-def on_network(net: Cable, megabits: float, players: list[str], repetitions: int) -> Figures:
+def on_network(net: Cable, megabits: float, players: list[str], repetitions: int) -> Result:
     """Play all competitors at one bandwidth."""
     net.shape(megabits)
     given = {"accumulate": ACCUMULATE, "repetitions": repetitions, "players": players}
     return _summed_up(on_machines(net, "benchmarks.alone.paro_rank", given))
 
 
-def on_machines(net: Cable, module: str, given: Figures) -> list[Figures]:
+def on_machines(net: Cable, module: str, given: Result) -> list[Result]:
     """Run a module as four ranks, two per machine; return what each wrote to `rank-N.json` in its folder."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         settings = Path(folder) / "settings.json"
@@ -81,11 +81,11 @@ def on_machines(net: Cable, module: str, given: Figures) -> list[Figures]:
         return [json.loads((Path(folder) / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
 
 
-def _summed_up(found: list[dict[str, Any]]) -> Figures:
+def _summed_up(found: list[dict[str, Any]]) -> Result:
     """Combine ranks: the slowest rank's seconds, the bytes at both ends of the cable, the largest kept memory."""
     within_bps, across_bps = found[0]["within_bps"], found[0]["across_bps"]  # the same on all ranks
     computing_s = max(rank["computing_s"] for rank in found)
-    players: Figures = {}
+    players: Result = {}
     for name in found[0]["players"]:
         turns = list(zip(*(rank["players"][name] for rank in found), strict=True))
         seconds = [max(rank["seconds"] for rank in turn) for turn in turns]
@@ -111,7 +111,7 @@ def _summed_up(found: list[dict[str, Any]]) -> Figures:
     }
 
 
-def _ratio(players: Figures, slow: str, fast: str) -> dict[str, float]:
+def _ratio(players: Result, slow: str, fast: str) -> dict[str, float]:
     pairs = zip(players[slow]["all_seconds"], players[fast]["all_seconds"], strict=True)
     return spread([one / other for one, other in pairs])
 

@@ -23,7 +23,7 @@ from benchmarks.alone.paro_network import RANKS, on_machines
 from benchmarks.alone.paro_players import PER_GROUP, adamw, loss_of
 from benchmarks.alone.shaped import DEVICE, cable
 from benchmarks.machine import machine
-from benchmarks.measure import Figures, result_head, spread, write_result
+from benchmarks.measure import Result, result_head, spread, write_result
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
 from fedsign.sharding.traffic import Rings
@@ -118,9 +118,9 @@ def main(path: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def _summed_up(found: list[Figures]) -> Figures:
+def _summed_up(found: list[Result]) -> Result:
     """Combine ranks: the slowest rank's seconds, and ratios of adjacent measurements."""
-    players: Figures = {}
+    players: Result = {}
     for name in found[0]["players"]:
         turns = list(zip(*(rank["players"][name] for rank in found), strict=True))
         seconds = {key: [max(rank[key] for rank in turn) for turn in turns] for key in ("off", "on")}

@@ -32,7 +32,7 @@ STRATEGIES = ("fedavg", "feddyn")
 ROUNDS = 60
 WARM_UP = 5  # rounds
 MIB = 2**20
-FIGURES = ("start_s", "start_thread_s", "wall_ms", "thread_ms", "peak_mib", "peak_beyond_imports_mib")
+METRICS = ("start_s", "start_thread_s", "wall_ms", "thread_ms", "peak_mib", "peak_beyond_imports_mib")
 
 
 class Clock(Callback):
@@ -100,7 +100,7 @@ def measure(path: Path, *, repetitions: int) -> None:
         "strategies": {
             strategy: {
                 str(num_clients): {
-                    **{name: spread([each[name] for each in turns]) for name in FIGURES},
+                    **{name: spread([each[name] for each in turns]) for name in METRICS},
                     "ratio_to_smallest": {
                         name: spread(
                             [
@@ -119,9 +119,9 @@ def measure(path: Path, *, repetitions: int) -> None:
     }
     write_result(path, result)
     for strategy, by_size in result["strategies"].items():
-        for size, figures in by_size.items():
-            start, peak = figures["start_s"]["median"], figures["peak_mib"]["median"]
-            ratios = {name: figures["ratio_to_smallest"][name]["median"] for name in ("wall_ms", "thread_ms")}
+        for size, metrics in by_size.items():
+            start, peak = metrics["start_s"]["median"], metrics["peak_mib"]["median"]
+            ratios = {name: metrics["ratio_to_smallest"][name]["median"] for name in ("wall_ms", "thread_ms")}
             print(
                 f"{strategy:8}{int(size):10,} clients: start {start:5.2f} s, peak {peak:5.0f} MiB, a round "
                 f"{ratios['wall_ms']:.2f} x (thread {ratios['thread_ms']:.2f} x) that of {POPULATIONS[0]:,}"

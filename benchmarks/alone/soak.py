@@ -155,8 +155,8 @@ def measure(path: Path, *, repetitions: int) -> None:
         "grown": {name: grown(samples, name) for name in samples[0] if name != "round"},
     }
     write_result(path, result)
-    for name, figures in result["grown"].items():
-        print(f"{name}: {figures['before']:.1f}, at the end {figures['after']:.1f}")
+    for name, metrics in result["grown"].items():
+        print(f"{name}: {metrics['before']:.1f}, at the end {metrics['after']:.1f}")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks.machine import machine
-from benchmarks.measure import Figures, result_head, spread, write_result
+from benchmarks.measure import Result, result_head, spread, write_result
 from fedsign.models.transform import prepare_training
 from fedsign.optim.base import optimizer_of
 from fedsign.parameterization.masks import mask_of
@@ -73,7 +73,7 @@ def step(width: int, density: float, products: str) -> Callable[[], None]:
     return take
 
 
-def in_turn(players: dict[str, Callable[[], None]], repetitions: int) -> Figures:
+def in_turn(players: dict[str, Callable[[], None]], repetitions: int) -> Result:
     """Return seconds per call, and ratios of adjacent wall-clock and process times; the first repetition is a warm-
     up.
     """
@@ -98,7 +98,7 @@ def _timed(play: Callable[[], None], calls: int) -> tuple[float, float]:
     return (time.perf_counter() - began) / calls, (time.process_time() - own) / calls
 
 
-def _layers(repetitions: int) -> Iterator[Figures]:
+def _layers(repetitions: int) -> Iterator[Result]:
     for rows in ROWS:
         for width in WIDTHS:
             for density in DENSITIES:
@@ -107,7 +107,7 @@ def _layers(repetitions: int) -> Iterator[Figures]:
                 yield {"rows": rows, "width": width, "density": density, "csr_by_rule": by_rule, **found}
 
 
-def _steps(repetitions: int) -> Iterator[Figures]:
+def _steps(repetitions: int) -> Iterator[Result]:
     for width, density in STEPS:
         players = {products: step(width, density, products) for products in ("dense", "csr")}
         yield {"width": width, "density": density, **in_turn(players, repetitions)}

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.tables import MISSING, Figures, table
+from benchmarks.tables import MISSING, Result, table
 from fedsign.comparison.labels import Scale, short_label
 from fedsign.intervals import Interval
 from fedsign.report.wording import plural, setting
@@ -51,7 +51,7 @@ def page() -> str:
     return "\n\n".join([_HEAD, *sections]) + "\n"
 
 
-def _kept(result: Figures) -> Figures:
+def _kept(result: Result) -> Result:
     kept = {name: value for name, value in result.items() if name not in _LEFT_OUT}
     kept["entries"] = [{k: v for k, v in entry.items() if k not in _LEFT_OUT} for entry in result["entries"]]
     config = tomllib.loads(kept.pop("config_toml"))
@@ -75,7 +75,7 @@ def _section(path: Path) -> str:
     return "\n\n".join(parts)
 
 
-def _lost(result: Figures) -> Iterator[str]:
+def _lost(result: Result) -> Iterator[str]:
     """Name the runs that failed, diverged or ended at chance."""
     runs = [
         (f"{entry['label']}, {short_label(entry['condition'])}, seed {seed}", value)
@@ -88,12 +88,12 @@ def _lost(result: Figures) -> Iterator[str]:
         yield f"At chance, and in the means: {'; '.join(low)}."
 
 
-def _num_lost(result: Figures, strategy: str) -> str:
+def _num_lost(result: Result, strategy: str) -> str:
     means = [trial["validation_mean"] for trial in result["trials"] if trial["strategy"] == strategy]
     return f"{sum(mean is None or mean <= AT_CHANCE for mean in means)} of {len(means)}"
 
 
-def _accuracies(result: Figures) -> str:
+def _accuracies(result: Result) -> str:
     conditions = result["conditions"]
     rows = []
     for standing in result["standings"]["rows"]:
@@ -115,7 +115,7 @@ def _accuracies(result: Figures) -> str:
     return table(head, rows, left=1)
 
 
-def _choices(result: Figures) -> str:
+def _choices(result: Result) -> str:
     chosen = [trial for trial in result["trials"] if trial["chosen"]]
     keys = list(dict.fromkeys(key for trial in chosen for key in trial["choice"] if not key.startswith("strategy.")))
     rows = [
@@ -142,7 +142,7 @@ def _choices(result: Figures) -> str:
     return table(head, rows, left=1)
 
 
-def _as_given(result: Figures, chosen: Figures) -> float | None:
+def _as_given(result: Result, chosen: Result) -> float | None:
     """Return the first trial's values, which are the experiment's own settings."""
     (first,) = (
         trial
@@ -153,7 +153,7 @@ def _as_given(result: Figures, chosen: Figures) -> float | None:
     return value
 
 
-def _own(trial: Figures) -> Iterator[str]:
+def _own(trial: Result) -> Iterator[str]:
     for key, value in trial["choice"].items():
         if key.startswith("strategy."):
             yield f"{key.removeprefix('strategy.')} {setting(value)}"

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import fedsign
-from benchmarks.tables import MISSING, Figures, table
+from benchmarks.tables import MISSING, Result, table
 from fedsign.landscape.directions import NOISES, SPECIAL
 from fedsign.report import figures
 from fedsign.storage.disk import write_text
@@ -63,7 +63,7 @@ def page() -> str:
 
 def _look(run: fedsign.Run) -> None:
     name = run.config.name
-    result: Figures = {"rounds": len(run.rounds), "accuracy": run.rounds[-1]["accuracy"]}
+    result: Result = {"rounds": len(run.rounds), "accuracy": run.rounds[-1]["accuracy"]}
     for kind, look in _KINDS.items():
         found = look(run)
         result[kind] = {"summary": [*found.summary], "parameters": found.facts["num_parameters"]}
@@ -117,7 +117,7 @@ def _points(value: float | None) -> str:
     return MISSING if value is None else f"{100 * value:.1f}"
 
 
-def _asymmetry(row: Figures) -> str:
+def _asymmetry(row: Result) -> str:
     if row["is_paired"]:
         return "0"
     mean, low, high = (f"{100 * row[key]:+.1f}" if row[key] is not None else "" for key in _INTERVAL)

@@ -38,7 +38,7 @@ class SiteEvaluator:
             num_train=len(workload.share_of(site)),
             num_test=len(test),
             num_validation=0 if validation is None else len(validation),
-            figures=workload.evaluate(self._model.module, (test, validation), num_threads=self._num_threads),
+            metrics=workload.evaluate(self._model.module, (test, validation), num_threads=self._num_threads),
         )
 
 

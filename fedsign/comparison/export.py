@@ -123,9 +123,9 @@ def _cell_rows(summary: Summary) -> list[Line]:
     for entry in summary.entries:
         for seed, path in zip(entry.seeds, entry.folders, strict=True):
             for line in RunFolder(path).rounds():
-                figures_of_round = {key: value for key, value in line.items() if not isinstance(value, list)}
+                metrics_of_round = {key: value for key, value in line.items() if not isinstance(value, list)}
                 num_failures = len(line.get("failures") or ())
-                rows.append({**names(entry), "seed": seed, **figures_of_round, "num_failures": num_failures})
+                rows.append({**names(entry), "seed": seed, **metrics_of_round, "num_failures": num_failures})
     return rows
 
 

@@ -78,7 +78,7 @@ def details_table(summary: Summary) -> str:
             head = escape(table.condition + (f"; target {table.target}" if table.target else ""))
             lines.append(rf"\multicolumn{{{1 + len(heads)}}}{{l}}{{\textit{{{head}}}}} \\")
         lines += [_row(_cells(row, has_target, has_verdict=len(summary.conditions) == 1)) for row in table.rows]
-    return _table(summary, heads, lines, all_figures=True)
+    return _table(summary, heads, lines, is_detailed=True)
 
 
 def document(summary: Summary, tables: Sequence[str], figures: Mapping[str, str]) -> str:
@@ -115,7 +115,7 @@ def _by_condition(summary: Summary) -> str:
         said = [_bold(escape(row.value), row.standing.is_bold), escape(_short(row.verdict))]
         lines.append(_row([_bold(escape(label), row.standing.is_bold), *values, *said]))
     heads = [*(escape(table.condition) for table in tables), "Mean", f"Beside {escape(summary.reference_label)}"]
-    return _table(summary, heads, lines, all_figures=False)
+    return _table(summary, heads, lines, is_detailed=False)
 
 
 def _cells(row: ResultRow, has_target: bool, *, has_verdict: bool) -> list[str]:
@@ -135,21 +135,21 @@ def _short(verdict: str) -> str:
     return verdict.replace(UNDECIDED, "undecided").replace(LOST, "lost seeds")
 
 
-def _caption(summary: Summary, *, all_figures: bool) -> str:
+def _caption(summary: Summary, *, is_detailed: bool) -> str:
     seeds, scale = summary.num_seeds, summary.scale
     said = f"Test {summary.metric_name}{' in %' if scale.percent else ''}, {summary.last_rounds}"
     if seeds < 2:
         said += ", one seed."
     else:
         said += f"; mean ± standard deviation over {seeds} seeds."
-        if not all_figures or len(summary.conditions) == 1:
-            over = "" if all_figures else "over all conditions, "
+        if not is_detailed or len(summary.conditions) == 1:
+            over = "" if is_detailed else "over all conditions, "
             said += (
                 f" Verdicts are paired t-tests of all pairs of strategies, {over}Holm-corrected together "
                 f"(5 % for one false verdict or more); undecided: {UNDECIDED}. "
                 f"Bold: shown to be better than at least one strategy and worse than none."
             )
-    if all_figures:
+    if is_detailed:
         unit = ", in percentage points" if scale.percent else ""
         said += f" Differences are paired by seed{', each with its own 95 % interval' if seeds > 1 else ''}{unit}."
         if summary.target is not None:
@@ -178,15 +178,15 @@ def _lacking(summary: Summary) -> str:
     return f" Means are not of all seeds for {rows}.{rank}"
 
 
-def _table(summary: Summary, heads: Sequence[str], lines: Sequence[str], *, all_figures: bool) -> str:
+def _table(summary: Summary, heads: Sequence[str], lines: Sequence[str], *, is_detailed: bool) -> str:
     body = "\n".join(f"    {line}" for line in [_row(["Strategy", *heads]), r"\midrule", *lines])
-    label = "tab:comparison-details" if all_figures else "tab:comparison"
+    label = "tab:comparison-details" if is_detailed else "tab:comparison"
     is_wide = len(heads) > 5 or any(entry.seeds_of_all for entry in summary.entries)
     size = "scriptsize" if len(heads) > 6 else "footnotesize" if is_wide else "small"
     return (
         f"{_NOTE}\\begin{{table}}[htbp]\n  \\centering\n  \\{size}\n"
         f"  \\setlength{{\\tabcolsep}}{{4pt}}\n  \\setlength{{\\belowcaptionskip}}{{6pt}}\n"
-        f"  \\caption{{{_caption(summary, all_figures=all_figures)}}}\n  \\label{{{label}}}\n"
+        f"  \\caption{{{_caption(summary, is_detailed=is_detailed)}}}\n  \\label{{{label}}}\n"
         f"  \\begin{{tabular}}{{@{{}}l{'r' * len(heads)}@{{}}}}\n"
         f"    \\toprule\n{body}\n    \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
     )

@@ -78,9 +78,9 @@ def curves(runs: Sequence[Sequence[Line]]) -> dict[str, Curve]:
     """Mean curves of all metrics over runs; None in rounds where any run lacks the value."""
     by_round = [{int(line["round"]): line for line in lines} for lines in runs]
     rounds = tuple(sorted(set().union(*by_round)))
-    figures = dict.fromkeys(key for lines in runs for line in lines for key, value in line.items() if _is_figure(value))
+    metrics = dict.fromkeys(key for lines in runs for line in lines for key, value in line.items() if _is_metric(value))
     found = {}
-    for name in figures:
+    for name in metrics:
         if name in _NOT_CURVES:
             continue
         values = [[lines.get(round, {}).get(name) for lines in by_round] for round in rounds]
@@ -93,7 +93,7 @@ def curves(runs: Sequence[Sequence[Line]]) -> dict[str, Curve]:
     return found
 
 
-def _is_figure(value: object) -> bool:
+def _is_metric(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

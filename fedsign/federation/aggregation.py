@@ -263,7 +263,7 @@ class Spread:
         self._small_sum = total if self._small_sum is None else self._small_sum.add_(total)
         return True
 
-    def figures(self) -> tuple[float | None, float | None]:
+    def metrics(self) -> tuple[float | None, float | None]:
         """(norm of the mean update, client drift): None without updates; no drift if the mean update is zero."""
         if not self._count:
             return None, None

@@ -82,7 +82,7 @@ class Traffic:
     def record(self) -> Line:
         """The round's record; the training loss is the clients' mean, weighted by samples."""
         num_examples = sum(num for num, _ in self.weighted_losses)
-        update_norm, client_drift = self.spread.figures()
+        update_norm, client_drift = self.spread.metrics()
         return {
             "train_loss": sum(num * loss for num, loss in self.weighted_losses) / num_examples
             if num_examples

@@ -34,14 +34,14 @@ class Budget:
         for played in [each for each in self._tags if each <= round]:
             self._count(played)
 
-    def spend(self, round: int, released: Mapping[str, str], figures: Mapping[str, float]) -> float:
+    def spend(self, round: int, released: Mapping[str, str], metrics: Mapping[str, float]) -> float:
         """Record a round's releases durably; return epsilon of the rounds so far."""
         self._note(round, released)
         self._count(round)
         # rounds compose per holder, so the holder with the most releases determines epsilon
         spent = self._accountant.epsilon(max(self._spent.values(), default=0))
         RunFolder(self._path.parent).append(
-            NAME, {"round": round, "released": released, **figures, "epsilon": self.total}, durable=True
+            NAME, {"round": round, "released": released, **metrics, "epsilon": self.total}, durable=True
         )
         return spent
 

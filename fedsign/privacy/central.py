@@ -128,6 +128,6 @@ class Central(Aggregator):
     ) -> None:
         """Adapt after a round in which `num_below` of `num_replies` updates were not clipped."""
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Metrics for the next round's record."""
         return {}

@@ -70,7 +70,7 @@ class CentralAdaptive(Central):
         below = 0.5 + (num_below - num_replies / 2 + noise) / cohort_size
         self.clip_norm *= math.exp(-self.clip_lr * (below - self.target_quantile))
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The clipping norm, which may be published like the model, since it depends on noisy counts only."""
         return {_CLIP_NORM: self.clip_norm}
 

@@ -29,7 +29,7 @@ _FILE = "signs.jsonl"
 _BLOCK = 2**16  # elements, so that intermediate results stay in the cache
 _MOST = 255  # clients that one byte can count
 
-FIGURES = ("models", "models_global", "updates", "updates_global")
+METRICS = ("models", "models_global", "updates", "updates_global")
 
 
 class SignAgreement:
@@ -64,7 +64,7 @@ class SignAgreement:
         for row in matrix:
             self._count(row, 0)
 
-    def figures(self) -> dict[str, dict[str, float | None]]:
+    def metrics(self) -> dict[str, dict[str, float | None]]:
         """Layer -> metric -> share, None if nothing has a sign; the first layer, "", is the whole model."""
         if not self._num_clients:
             return {}
@@ -129,8 +129,8 @@ class SignHook(RoundHook):
 
     def end(self, traffic: Traffic) -> Line:
         """The shares of the whole model."""
-        self._layers = self._agreement.figures()
-        return {f"signs_{figure}": share for figure, share in self._layers.pop("", {}).items()}
+        self._layers = self._agreement.metrics()
+        return {f"signs_{metric}": share for metric, share in self._layers.pop("", {}).items()}
 
     def write(self, record: Line, *, durable: bool) -> Line:
         """Write the shares per layer."""
@@ -155,4 +155,4 @@ def _flat(tensor: Tensor) -> NDArray[Any]:
 def _shares(sums: NDArray[np.int64]) -> dict[str, float | None]:
     pairs = sums.tolist()
     shares = [part / whole if whole else None for part, whole in zip(pairs[::2], pairs[1::2], strict=True)]
-    return dict(zip(FIGURES, shares, strict=True))
+    return dict(zip(METRICS, shares, strict=True))

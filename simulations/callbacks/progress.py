@@ -27,8 +27,8 @@ class Progress(Callback):
 
     def on_round(self, line: Line) -> None:
         """Advance by one round."""
-        figures = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
-        self._bar.show(line["round"], figures)
+        metrics = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
+        self._bar.show(line["round"], metrics)
 
     def on_end(self, outcome: Line) -> None:
         """Stop updating the bar."""
@@ -42,18 +42,18 @@ class TerminalBar:
         self._bar = RichProgress(
             TextColumn("[bold]round {task.completed:>3.0f}/{task.total:.0f}"),
             BarColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[metrics]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )
-        self._task: TaskID = self._bar.add_task("", total=total, completed=start, figures="starting")
+        self._task: TaskID = self._bar.add_task("", total=total, completed=start, metrics="starting")
         self._bar.start()
 
-    def show(self, round: int, figures: str) -> None:
+    def show(self, round: int, metrics: str) -> None:
         """Advance to a round."""
-        self._bar.update(self._task, completed=round, figures=figures)
+        self._bar.update(self._task, completed=round, metrics=metrics)
 
     def stop(self) -> None:
         """Stop updating the bar."""
@@ -68,12 +68,12 @@ class NotebookBar:
         shown: Any = importlib.import_module("IPython.display")
         self._html = shown.HTML
         self._start, self._total, self._began_at = start, total, time.monotonic()
-        self._round, self._figures = start, "starting"
+        self._round, self._metrics = start, "starting"
         self._line = shown.display(self._html(self._drawn()), display_id=True)
 
-    def show(self, round: int, figures: str) -> None:
+    def show(self, round: int, metrics: str) -> None:
         """Advance to a round."""
-        self._round, self._figures = round, figures
+        self._round, self._metrics = round, metrics
         self._line.update(self._html(self._drawn()))
 
     def stop(self) -> None:
@@ -88,7 +88,7 @@ class NotebookBar:
         return (
             f"<div>{self._what} {self._round}/{self._total} "
             f'<progress max="{self._total}" value="{self._round}" style="vertical-align: middle"></progress> '
-            f"{html.escape(self._figures)} <small>{times}</small></div>"
+            f"{html.escape(self._metrics)} <small>{times}</small></div>"
         )
 
 

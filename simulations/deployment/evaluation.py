@@ -53,7 +53,7 @@ class EvaluationAtSites:
         said = [answer for answer in answers if isinstance(answer, EvaluateReply)]
         failed = [answer for answer in answers if isinstance(answer, Failure)]
         return Evaluation(
-            figures=means(said, names),
+            metrics=means(said, names),
             failures=[replace(answer, reason=f"in evaluation: {answer.reason}") for answer in failed],
             bytes_down=len(asked) * sum(tensor.nbytes for tensor in tensors.values()),
             lines={"sites.jsonl": {"round": round, "sites": [_line(site) for site in said]}},
@@ -74,11 +74,11 @@ def means(sites: Sequence[EvaluateReply], names: Sequence[str]) -> dict[str, flo
 
     Returns NaN for a metric that no site defines.
     """
-    found = {name: _mean([(site.num_test, site.figures[name]) for site in sites]) for name in names}
+    found = {name: _mean([(site.num_test, site.metrics[name]) for site in sites]) for name in names}
     held = [site for site in sites if site.num_validation]
     for name in names if held else ():
         key = _VALIDATION + name
-        found[key] = _mean([(site.num_validation, site.figures[key]) for site in held])
+        found[key] = _mean([(site.num_validation, site.metrics[key]) for site in held])
     return found
 
 
@@ -90,7 +90,7 @@ def _mean(weighted: Iterable[tuple[int, float]]) -> float:
 
 def _line(site: EvaluateReply) -> Line:
     own = {"client": site.partition, "name": site.name, "num_train": site.num_train, "num_test": site.num_test}
-    return own | {name: value if isfinite(value) else None for name, value in site.figures.items()}
+    return own | {name: value if isfinite(value) else None for name, value in site.metrics.items()}
 
 
 def _checked(
@@ -100,7 +100,7 @@ def _checked(
     if isinstance(answer, Failure):
         return answer
     wanted = [*names, *(_VALIDATION + name for name in names if answer.num_validation)]
-    missing = [name for name in wanted if name not in answer.figures]
+    missing = [name for name in wanted if name not in answer.metrics]
     if missing:
         reason = (
             f"{who(answer.partition)}the reply lacks the figures {missing}; run the same version of FedSign at every "
@@ -108,12 +108,12 @@ def _checked(
         )
         return Failure(partition=answer.partition, reason=reason)
     diverged = [
-        name for name in wanted if name in ("loss", _VALIDATION + "loss") and not isfinite(answer.figures[name])
+        name for name in wanted if name in ("loss", _VALIDATION + "loss") and not isfinite(answer.metrics[name])
     ]
     if diverged:
         reason = (
-            f"{who(answer.partition)}its {diverged[0]} is {answer.figures[diverged[0]]}; expected a finite "
+            f"{who(answer.partition)}its {diverged[0]} is {answer.metrics[diverged[0]]}; expected a finite "
             "number: the model diverged on its samples."
         )
         return Failure(partition=answer.partition, reason=reason)
-    return replace(answer, figures={name: answer.figures[name] for name in wanted})
+    return replace(answer, metrics={name: answer.metrics[name] for name in wanted})

@@ -20,13 +20,13 @@ from typing import Any
 from fedsign.errors import DataError
 from simulations.recipes.where import AT_HOME, PlaysOf, Where, in_options
 
-Figures = Mapping[str, float]
+Metrics = Mapping[str, float]
 
 
-Shown = tuple[Figures, Path]
+Shown = tuple[Metrics, Path]
 """Metrics, and a page or a figure of them."""
 
-Measure = Callable[..., Figures | Shown]
+Measure = Callable[..., Metrics | Shown]
 """Takes `quick`; for a recipe with a choice of data and model also `where`."""
 
 
@@ -49,42 +49,42 @@ class NotDecidableHere(Exception):
 class Threshold:
     """A condition on one metric: from `low` to `high`, worded by `condition`; `strict` excludes the ends."""
 
-    figure: str
+    metric: str
     condition: str
     low: float = -inf
     high: float = inf
     strict: bool = False
 
-    def is_met(self, figures: Figures) -> bool:
+    def is_met(self, metrics: Metrics) -> bool:
         """Whether the metric satisfies the condition; NaN and missing metrics never do."""
-        value = figures.get(self.figure, float("nan"))
+        value = metrics.get(self.metric, float("nan"))
         return self.low < value < self.high if self.strict else self.low <= value <= self.high
 
 
-def at_least(value: float, *figures: str) -> list[Threshold]:
+def at_least(value: float, *metrics: str) -> list[Threshold]:
     """metric >= value, for each of some metrics."""
-    return [Threshold(figure, f"at least {value:g}", low=value) for figure in figures]
+    return [Threshold(metric, f"at least {value:g}", low=value) for metric in metrics]
 
 
-def at_most(value: float, *figures: str) -> list[Threshold]:
+def at_most(value: float, *metrics: str) -> list[Threshold]:
     """metric <= value."""
-    return [Threshold(figure, f"at most {value:g}", high=value) for figure in figures]
+    return [Threshold(metric, f"at most {value:g}", high=value) for metric in metrics]
 
 
-def above(value: float, *figures: str) -> list[Threshold]:
+def above(value: float, *metrics: str) -> list[Threshold]:
     """metric > value: unlike `at_least(0)`, a difference above 0 rejects equal methods."""
-    return [Threshold(figure, f"above {value:g}", low=value, strict=True) for figure in figures]
+    return [Threshold(metric, f"above {value:g}", low=value, strict=True) for metric in metrics]
 
 
-def below(value: float, *figures: str) -> list[Threshold]:
+def below(value: float, *metrics: str) -> list[Threshold]:
     """metric < value."""
-    return [Threshold(figure, f"below {value:g}", high=value, strict=True) for figure in figures]
+    return [Threshold(metric, f"below {value:g}", high=value, strict=True) for metric in metrics]
 
 
-def within(value: float, tolerance: float, *figures: str) -> list[Threshold]:
+def within(value: float, tolerance: float, *metrics: str) -> list[Threshold]:
     """|metric - value| <= tolerance."""
     low, high = value - tolerance, value + tolerance
-    return [Threshold(figure, f"{value:g} ± {tolerance:g}", low, high) for figure in figures]
+    return [Threshold(metric, f"{value:g} ± {tolerance:g}", low, high) for metric in metrics]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class Part:
     says: str
     thresholds: Sequence[Threshold]
 
-    def holds(self, figures: Figures) -> bool:
+    def holds(self, metrics: Metrics) -> bool:
         """Whether all thresholds are met."""
-        return all(threshold.is_met(figures) for threshold in self.thresholds)
+        return all(threshold.is_met(metrics) for threshold in self.thresholds)
 
 
 def part(says: str, *thresholds: Sequence[Threshold]) -> Part:
@@ -131,7 +131,7 @@ class Recipe:
     source: str = ""
     given: Sequence[Threshold] = ()
     quick_thresholds: Sequence[Threshold] = ()
-    null: Figures = field(default_factory=dict)
+    null: Metrics = field(default_factory=dict)
     expected: Verdict | None = None
     data: Mapping[str, Verdict | None] = field(default_factory=dict)
     home: str = "digits"
@@ -153,8 +153,8 @@ class Recipe:
             return Finding(recipe=self, quick=quick, reason=str(lacking))
         except DataError as error:
             return Finding(recipe=self, quick=quick, reason=in_options(error))
-        figures, page = measured if isinstance(measured, tuple) else (measured, None)
-        return Finding(recipe=self, quick=quick, figures=figures, page=page)
+        metrics, page = measured if isinstance(measured, tuple) else (measured, None)
+        return Finding(recipe=self, quick=quick, metrics=metrics, page=page)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ class Finding:
 
     recipe: Recipe
     quick: bool
-    figures: Figures = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
     page: Path | None = None  # or a figure
     reason: str = ""
 
@@ -179,11 +179,11 @@ class Finding:
         if self.reason:
             return Verdict.NOT_DECIDABLE
         if self.quick:
-            met = all(threshold.is_met(self.figures) for threshold in self.thresholds)
+            met = all(threshold.is_met(self.metrics) for threshold in self.thresholds)
             return Verdict.PASSED if met else Verdict.FAILED
-        if not all(threshold.is_met(self.figures) for threshold in self.recipe.given):
+        if not all(threshold.is_met(self.metrics) for threshold in self.recipe.given):
             return Verdict.NOT_DECIDABLE
-        holding = [each.holds(self.figures) for each in self.recipe.parts]
+        holding = [each.holds(self.metrics) for each in self.recipe.parts]
         if all(holding):
             return Verdict.HOLDS
         return Verdict.IN_PART if any(holding) else Verdict.DOES_NOT_HOLD
@@ -203,11 +203,11 @@ class Finding:
     def rows(self) -> list[dict[str, str]]:
         """A table with a row per threshold."""
         rows = []
-        for name, measured in self.figures.items():
-            conditions = [each for each in self.thresholds if each.figure == name]
-            verdicts = [(each.condition, "yes" if each.is_met(self.figures) else "no") for each in conditions]
+        for name, measured in self.metrics.items():
+            conditions = [each for each in self.thresholds if each.metric == name]
+            verdicts = [(each.condition, "yes" if each.is_met(self.metrics) else "no") for each in conditions]
             for condition, met in verdicts or [("", "")]:
-                rows.append({"figure": name, "measured": f"{measured:.4g}", "threshold": condition, "met": met})
+                rows.append({"metric": name, "measured": f"{measured:.4g}", "threshold": condition, "met": met})
         return rows
 
     def as_json(self) -> dict[str, Any]:
@@ -218,13 +218,13 @@ class Finding:
             "source": self.recipe.source,
             "claim": self.recipe.claim,
             "quick": self.quick,
-            "figures": self.figures,
+            "metrics": self.metrics,
             "thresholds": [
-                {"figure": each.figure, "condition": each.condition, "met": each.is_met(self.figures)}
+                {"metric": each.metric, "condition": each.condition, "met": each.is_met(self.metrics)}
                 for each in self.thresholds
-                if each.figure in self.figures
+                if each.metric in self.metrics
             ],
-            "parts": [{"says": each.says, "holds": each.holds(self.figures)} for each in judged],
+            "parts": [{"says": each.says, "holds": each.holds(self.metrics)} for each in judged],
             "verdict": self.verdict,
             "expected": self.expected,
             "reason": self.reason,

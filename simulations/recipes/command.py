@@ -63,7 +63,7 @@ def print_finding(finding: Any) -> None:
     """Print a recipe's claim, metrics and verdict; if the claim holds in part, also which parts do."""
     console, recipe = Console(soft_wrap=True, highlight=False), finding.recipe
     console.print(f"[bold]{recipe.name}[/]: {escaped(recipe.claim)}")
-    if finding.figures:
+    if finding.metrics:
         print_table(finding.rows())
     found = finding.as_json()
     for what in ("reason", "page"):

@@ -183,8 +183,8 @@ def test_validation_samples_are_held_out_and_evaluated_at_each_site(roots: list[
     assert done.rounds[-1]["validation_loss"] == pytest.approx(fsum(weighted) / sum(nums), rel=1e-12)
 
 
-def reply(num: int, **figures: float) -> EvaluateReply:
-    return EvaluateReply(round=1, partition=0, name="a", num_train=1, num_test=num, num_validation=0, figures=figures)
+def reply(num: int, **metrics: float) -> EvaluateReply:
+    return EvaluateReply(round=1, partition=0, name="a", num_train=1, num_test=num, num_validation=0, metrics=metrics)
 
 
 def test_a_metric_that_a_site_cannot_define_is_the_mean_of_the_others() -> None:
@@ -206,7 +206,7 @@ def test_a_reply_without_the_figures_asked_for_or_with_a_loss_of_nan_is_a_failur
     ]
     evaluator = EvaluationAtSites(work.config, lambda requests: answers)
     found = evaluator.evaluate(1, dict(work.make_model().state_dict()))
-    assert found.figures == {"loss": 2.0, "accuracy": 0.5}
+    assert found.metrics == {"loss": 2.0, "accuracy": 0.5}
     assert [failure.reason.partition(";")[0] for failure in found.failures] == [
         "in evaluation: the reply lacks the figures ['accuracy']",
         "in evaluation: the reply lacks the figures ['validation_loss', 'validation_accuracy']",

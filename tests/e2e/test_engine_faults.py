@@ -82,7 +82,7 @@ class WithoutTheFaulty(FedDyn):
             if generator(5, Purpose.FAULTS, round=round, partition=client).random(4).min() >= 0.15
         ]
 '''
-FIGURES = ("loss", "accuracy", "train_loss", "update_norm", "client_drift")
+METRICS = ("loss", "accuracy", "train_loss", "update_norm", "client_drift")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def played(folder: Path, name: str, *, timeout_s: float = 600, **changes: object
 
 def assert_same_figures(lines: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     for line, other in zip(lines, expected, strict=True):
-        assert [line[figure] for figure in FIGURES] == [other[figure] for figure in FIGURES]
+        assert [line[metric] for metric in METRICS] == [other[metric] for metric in METRICS]
 
 
 def troubled(folder: Path, name: str, **changes: object) -> list[dict[str, Any]]:

@@ -121,7 +121,7 @@ def test_losses_beyond_what_a_float_holds_are_said_as_such() -> None:
 def test_an_evaluation_holds_the_logits_of_one_batch_only(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, parts = workload(), workload()
     expected = whole.evaluate(whole.make_model())
-    monkeypatch.setattr("fedsign.figures._LOGIT_BYTES", {"cpu": 4 * 3 * LENGTH * VOCABULARY})  # of three blocks
+    monkeypatch.setattr("fedsign.evaluation._LOGIT_BYTES", {"cpu": 4 * 3 * LENGTH * VOCABULARY})  # of three blocks
     model = parts.make_model()
     assert isinstance(model, Bigram)
     assert parts.evaluate(model) == pytest.approx(expected, rel=1e-6)
@@ -129,7 +129,7 @@ def test_an_evaluation_holds_the_logits_of_one_batch_only(monkeypatch: pytest.Mo
 
 
 def test_no_figure_depends_on_how_many_threads_share_the_batches_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsign.figures._LOGIT_BYTES", {"cpu": 4 * 4 * LENGTH * VOCABULARY})
+    monkeypatch.setattr("fedsign.evaluation._LOGIT_BYTES", {"cpu": 4 * 4 * LENGTH * VOCABULARY})
     work = workload()
     assert work.evaluate(work.make_model(), num_threads=3) == work.evaluate(work.make_model())
 

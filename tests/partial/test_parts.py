@@ -216,8 +216,8 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
         whole = {name: each.tensors.get(name, served[name]) for name in ROLES}
         spread.add(whole, received)
         signs.add(whole, received)
-    assert link.traffic.spread.figures() == spread.figures()
-    assert signs.figures() and observer.figures() == signs.figures()
+    assert link.traffic.spread.metrics() == spread.metrics()
+    assert signs.metrics() and observer.metrics() == signs.metrics()
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from benchmarks import claims
 from simulations.recipes import table as recipes
 from simulations.recipes.base import Recipe, Verdict, above, at_least, at_most, part
 
-MEASURED = [(found["recipe"], found["data"], found["figures"]) for each in claims.findings().values() for found in each]
+MEASURED = [(found["recipe"], found["data"], found["metrics"]) for each in claims.findings().values() for found in each]
 
 
-@pytest.mark.parametrize(("name", "data", "figures"), MEASURED, ids=[f"{name}-{data}" for name, data, _ in MEASURED])
-def test_a_recipe_records_the_verdict_of_its_committed_figures(name: str, data: str, figures: dict[str, float]) -> None:
+@pytest.mark.parametrize(("name", "data", "metrics"), MEASURED, ids=[f"{name}-{data}" for name, data, _ in MEASURED])
+def test_a_recipe_records_the_verdict_of_its_committed_figures(name: str, data: str, metrics: dict[str, float]) -> None:
     recipe = recipes.get(name, data=data)
-    assert recipe.expected is claims.verdict(recipe, figures)
+    assert recipe.expected is claims.verdict(recipe, metrics)
 
 
 def test_a_verdict_without_figures_is_recorded_nowhere() -> None:
@@ -62,20 +62,20 @@ def test_a_figure_that_is_missing_leaves_the_verdict_open_only_where_it_decides(
 
 def test_a_figure_with_two_thresholds_shows_the_one_that_it_misses() -> None:
     ratio = part("within a factor of 1.5", at_least(0.5, "ratio"), at_most(1.5, "ratio"))
-    assert claims._shown(ratio, {"figures": {"ratio": 0.356}}) == "`ratio` 0.356 (at least 0.5)"
-    assert claims._shown(ratio, {"figures": {"ratio": 2.0}}) == "`ratio` 2 (at most 1.5)"
-    assert claims._shown(ratio, {"figures": {"ratio": 1.0}}) == "`ratio` 1 (at least 0.5, at most 1.5)"
+    assert claims._shown(ratio, {"metrics": {"ratio": 0.356}}) == "`ratio` 0.356 (at least 0.5)"
+    assert claims._shown(ratio, {"metrics": {"ratio": 2.0}}) == "`ratio` 2 (at most 1.5)"
+    assert claims._shown(ratio, {"metrics": {"ratio": 1.0}}) == "`ratio` 1 (at least 0.5, at most 1.5)"
 
 
 def test_a_file_of_the_user_is_no_finding(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
-    found.write_text(json.dumps({"name": "n on digits.npz", "quick": False, "reason": "", "figures": {}}))
+    found.write_text(json.dumps({"name": "n on digits.npz", "quick": False, "reason": "", "metrics": {}}))
     with pytest.raises(SystemExit, match="registered data sets"):
         claims.take_in(found)
 
 
 def test_a_quick_check_is_no_finding(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
-    found.write_text(json.dumps({"name": "n", "quick": True, "reason": "", "figures": {}}))
+    found.write_text(json.dumps({"name": "n", "quick": True, "reason": "", "metrics": {}}))
     with pytest.raises(SystemExit, match="quick check"):
         claims.take_in(found)

@@ -22,19 +22,19 @@ from simulations.recipes.where import AT_HOME, Where, where_of
 from tests.e2e.command import fedsign
 
 
-def recipe_of(figure: float, expected: Verdict | None = Verdict.HOLDS) -> Recipe:
+def recipe_of(metric: float, expected: Verdict | None = Verdict.HOLDS) -> Recipe:
     return Recipe(
         name="test",
         claim="a figure is 1 or more, and above 5",
-        measure=lambda quick: {"figure": figure, "control": 0.0},
-        parts=[part("1 or more", at_least(1.0, "figure")), part("above 5", above(5.0, "figure"))],
+        measure=lambda quick: {"metric": metric, "control": 0.0},
+        parts=[part("1 or more", at_least(1.0, "metric")), part("above 5", above(5.0, "metric"))],
         given=at_most(0.0, "control"),
         expected=expected,
     )
 
 
 @pytest.mark.parametrize(
-    ("figure", "verdict"),
+    ("metric", "verdict"),
     [
         (5.1, Verdict.HOLDS),
         (5.0, Verdict.IN_PART),
@@ -43,8 +43,8 @@ def recipe_of(figure: float, expected: Verdict | None = Verdict.HOLDS) -> Recipe
         (float("nan"), Verdict.DOES_NOT_HOLD),
     ],
 )
-def test_a_claim_holds_if_all_of_its_parts_do_and_in_part_if_some_do(figure: float, verdict: Verdict) -> None:
-    assert recipe_of(figure).check().verdict is verdict
+def test_a_claim_holds_if_all_of_its_parts_do_and_in_part_if_some_do(metric: float, verdict: Verdict) -> None:
+    assert recipe_of(metric).check().verdict is verdict
 
 
 def test_a_claim_is_as_expected_when_the_verdict_is_the_recorded_one() -> None:
@@ -53,16 +53,16 @@ def test_a_claim_is_as_expected_when_the_verdict_is_the_recorded_one() -> None:
 
 
 def test_figures_say_nothing_where_a_control_fails() -> None:
-    recipe = replace(recipe_of(9.0), measure=lambda quick: {"figure": 9.0, "control": 0.1})
+    recipe = replace(recipe_of(9.0), measure=lambda quick: {"metric": 9.0, "control": 0.1})
     assert recipe.check().verdict is Verdict.NOT_DECIDABLE
 
 
 def test_a_quick_check_has_its_own_thresholds_and_no_verdict_on_the_claim() -> None:
-    recipe = replace(recipe_of(0.5, expected=Verdict.DOES_NOT_HOLD), quick_thresholds=at_least(0.4, "figure"))
+    recipe = replace(recipe_of(0.5, expected=Verdict.DOES_NOT_HOLD), quick_thresholds=at_least(0.4, "metric"))
     assert recipe.check().verdict is Verdict.DOES_NOT_HOLD
     finding = recipe.check(quick=True)
     assert (finding.verdict, finding.as_expected) == (Verdict.PASSED, True)
-    assert replace(recipe, quick_thresholds=at_least(0.6, "figure")).check(quick=True).verdict is Verdict.FAILED
+    assert replace(recipe, quick_thresholds=at_least(0.6, "metric")).check(quick=True).verdict is Verdict.FAILED
 
 
 def test_what_cannot_be_measured_here_is_not_decidable() -> None:
@@ -76,8 +76,8 @@ def test_what_cannot_be_measured_here_is_not_decidable() -> None:
 
 
 def test_where_nobody_measured_any_verdict_is_news_and_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    for figure in (0.0, 9.0):
-        finding = recipe_of(figure, expected=None).check()
+    for metric in (0.0, 9.0):
+        finding = recipe_of(metric, expected=None).check()
         assert finding.as_expected
         print_finding(finding)
         assert f"verdict: {finding.verdict} (not measured before)" in capsys.readouterr().out
@@ -90,11 +90,11 @@ def test_a_finding_as_json_says_figures_thresholds_parts_and_verdict() -> None:
         "source": "",
         "claim": "a figure is 1 or more, and above 5",
         "quick": False,
-        "figures": {"figure": 2.0, "control": 0.0},
+        "metrics": {"metric": 2.0, "control": 0.0},
         "thresholds": [
-            {"figure": "control", "condition": "at most 0", "met": True},
-            {"figure": "figure", "condition": "at least 1", "met": True},
-            {"figure": "figure", "condition": "above 5", "met": False},
+            {"metric": "control", "condition": "at most 0", "met": True},
+            {"metric": "metric", "condition": "at least 1", "met": True},
+            {"metric": "metric", "condition": "above 5", "met": False},
         ],
         "parts": [{"says": "1 or more", "holds": True}, {"says": "above 5", "holds": False}],
         "verdict": "holds in part",
@@ -107,10 +107,10 @@ def test_a_finding_as_json_says_figures_thresholds_parts_and_verdict() -> None:
 @pytest.mark.parametrize("name", recipes.all_recipes())
 def test_no_part_of_a_claim_and_no_quick_check_is_met_where_there_is_no_effect(name: str) -> None:
     recipe = recipes.all_recipes()[name]
-    judged = {each.figure for each in (*recipe.given, *recipe.thresholds, *recipe.quick_thresholds)}
+    judged = {each.metric for each in (*recipe.given, *recipe.thresholds, *recipe.quick_thresholds)}
     assert {*recipe.null} == judged, "null says what each judged figure is where the claim is false"
-    assert Finding(recipe=recipe, quick=False, figures=recipe.null).verdict is Verdict.DOES_NOT_HOLD
-    assert Finding(recipe=recipe, quick=True, figures=recipe.null).verdict is Verdict.FAILED
+    assert Finding(recipe=recipe, quick=False, metrics=recipe.null).verdict is Verdict.DOES_NOT_HOLD
+    assert Finding(recipe=recipe, quick=True, metrics=recipe.null).verdict is Verdict.FAILED
 
 
 @pytest.mark.slow
@@ -122,13 +122,13 @@ def test_valleys_of_networks_that_have_learnt_nothing_fail(name: str, monkeypatc
 
     monkeypatch.setattr("simulations.recipes.valleys.noises.networks", untrained)
     finding = recipes.get(name).check(quick=True)
-    assert finding.verdict is Verdict.FAILED, finding.figures
+    assert finding.verdict is Verdict.FAILED, finding.metrics
 
 
 @pytest.mark.slow
 def test_feddyn_is_faster_than_fedavg_on_digits() -> None:
     finding = recipes.get("feddyn-faster-digits").check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_feddyn_is_faster_than_fedavg_on_digits() -> None:
 def test_a_papers_table_on_digits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     finding = recipes.get(name, data="digits").check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
     assert finding.page is not None and finding.page.exists()
     assert (finding.page.parent / "export" / "table.tex").exists()
 
@@ -145,7 +145,7 @@ def test_a_papers_table_on_digits(name: str, tmp_path: Path, monkeypatch: pytest
 def test_a_robust_rule_stands_a_flip_that_a_mean_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     finding = recipes.get("robust-table").check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
     assert finding.page is not None and finding.page.exists()
 
 
@@ -173,11 +173,11 @@ def test_an_asymmetric_valley_is_never_symmetric_as_well() -> None:
     """Its interval's low end, below its mean, lies above the bound that a symmetric one stays within."""
     lows = {"smallest_low_with_signs", "smallest_low", "smallest_low_of_signs", *(f"{group}_low" for group in GROUPS)}
     found = {
-        each.figure: each.low
+        each.metric: each.low
         for name, recipe in recipes.all_recipes().items()
         if name.startswith("valley-")
         for each in recipe.thresholds
-        if each.figure in lows
+        if each.metric in lows
     }
     assert found == dict.fromkeys(lows, SYMMETRIC)
 
@@ -185,14 +185,14 @@ def test_an_asymmetric_valley_is_never_symmetric_as_well() -> None:
 def test_a_neuron_whose_mean_alone_grows_holds_no_part() -> None:
     """The mean cannot fall, so that it grows decides nothing."""
     recipe = recipes.get("relu-demo")
-    assert [each.figure for each in recipe.given] == ["smallest_step"]
-    assert "smallest_step" not in {each.figure for each in (*recipe.thresholds, *recipe.quick_thresholds)}
+    assert [each.metric for each in recipe.given] == ["smallest_step"]
+    assert "smallest_step" not in {each.metric for each in (*recipe.thresholds, *recipe.quick_thresholds)}
 
 
 @pytest.mark.slow
 def test_silos_fine_tune_a_language_model_that_transformers_loads() -> None:
     finding = recipes.get("federated-llm").check(quick=True)
-    assert finding.as_expected, (finding.reason, finding.figures)
+    assert finding.as_expected, (finding.reason, finding.metrics)
 
 
 VALLEYS = [
@@ -205,12 +205,12 @@ VALLEYS = [
 @pytest.mark.parametrize("name", VALLEYS)
 def test_a_figure_of_the_fedsign_paper(name: str) -> None:
     finding = recipes.get(name).check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
 
 
 def test_the_forward_gradient_is_unbiased_and_scatters_as_the_formulas_say() -> None:
     finding = recipes.get("fg2u-unbiased").check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
 
 
 @pytest.mark.slow
@@ -220,28 +220,28 @@ def test_the_forward_gradient_is_unbiased_and_scatters_as_the_formulas_say() -> 
 def test_digits_are_condensed(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # a picture goes into the folder of the command
     finding = recipes.get(name).check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
 
 
 @pytest.mark.slow
 def test_coefficients_are_found_through_a_black_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     finding = recipes.get("pde-coefficients").check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
     assert finding.page is not None and finding.page.exists()
 
 
 @pytest.mark.slow
 def test_weights_of_tokens_that_are_learnt_adapt_a_language_model() -> None:
     finding = recipes.get("online-adaptation").check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["smupar-coordinate-check", "smupar-dynamic", "smupar-pareto", "federated-smupar"])
 def test_sparse_models_under_smupar(name: str) -> None:
     finding = recipes.get(name).check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
 
 
 @pytest.mark.slow
@@ -251,43 +251,43 @@ def test_settings_of_a_dense_proxy_hold_for_sparse_models_under_smupar_alone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     finding = recipes.get(name).check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
     assert finding.page is not None and finding.page.exists()
 
 
 @pytest.mark.slow
 def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
     finding = recipes.get("feddyn-fixed-point").check()
-    assert finding.verdict is Verdict.HOLDS, finding.figures
+    assert finding.verdict is Verdict.HOLDS, finding.metrics
 
 
 @pytest.mark.slow
 def test_fedsign_beats_fedavg_on_digits_over_a_few_seeds() -> None:
     finding = recipes.get("fedsign-beats-fedavg-digits").check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lisa-convergence", "lisa-ablation", "lisa-weight-norms", "federated-lisa"])
 def test_lisa_fine_tunes_a_language_model(name: str) -> None:
     finding = recipes.get(name).check(quick=True)
-    assert finding.as_expected, finding.figures
+    assert finding.as_expected, finding.metrics
 
 
 @pytest.mark.slow
 def test_the_speed_of_lisa_is_that_of_steps_taken_in_turn() -> None:
-    figures = recipes.get("lisa-speed").measure(True)  # the verdict is for a machine that does nothing else
-    assert figures.keys() == {"full_s", "lora_s", "lisa_s", "full_over_lisa", "lora_over_lisa", "full_over_lisa_flops"}
+    metrics = recipes.get("lisa-speed").measure(True)  # the verdict is for a machine that does nothing else
+    assert metrics.keys() == {"full_s", "lora_s", "lisa_s", "full_over_lisa", "lora_over_lisa", "full_over_lisa_flops"}
     assert (
-        1.1 <= figures["full_over_lisa_flops"] <= 1.2
+        1.1 <= metrics["full_over_lisa_flops"] <= 1.2
     )  # 4 blocks, 2 of them trained: 3 / (1 + 1 + 1/2) without embedding and head
-    assert all(value > 0 for value in figures.values())
+    assert all(value > 0 for value in metrics.values())
 
 
 @pytest.mark.slow
 def test_what_is_certain_of_the_lisa_papers_memory_holds_but_for_attention_without_a_kernel() -> None:
     finding = recipes.get("lisa-memory").check()
-    assert finding.verdict is Verdict.IN_PART, finding.figures
+    assert finding.verdict is Verdict.IN_PART, finding.metrics
 
 
 def test_reproduce_lists_recipes_and_names_a_missing_one(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_reproduce_lists_recipes_and_names_a_missing_one(tmp_path: Path) -> None
 def test_a_finding_shows_its_reason_and_every_threshold_of_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
     parts = [part("x is 1 to 2", at_least(1, "x"), at_most(2, "x"))]
     recipe = Recipe(name="n", claim="c", measure=lambda quick: {}, parts=parts)
-    finding = Finding(recipe=recipe, quick=False, figures={"x": 3.0, "y": 4.0}, reason="needs a [GPU]")
+    finding = Finding(recipe=recipe, quick=False, metrics={"x": 3.0, "y": 4.0}, reason="needs a [GPU]")
     assert finding.verdict is Verdict.NOT_DECIDABLE
     assert [tuple(row.values()) for row in finding.rows()] == [
         ("x", "3", "at least 1", "yes"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsign.signs.agreement import FIGURES, SignAgreement
+from fedsign.signs.agreement import METRICS, SignAgreement
 from fedsign.storage.results import read_lines
 from simulations.api import run
 
@@ -62,12 +62,12 @@ def test_every_layer_and_all_together(num_clients: int, seed: int) -> None:
     mixed.add(models[0], received)
     if num_clients > 1:
         mixed.add_stack({name: tensor[1:] for name, tensor in stack.items()}, received)
-    found = streamed.figures()
-    assert found == stacked.figures() == mixed.figures()
+    found = streamed.metrics()
+    assert found == stacked.metrics() == mixed.metrics()
     assert list(found) == ["", *SHAPES]
-    for name, figures in found.items():
+    for name, metrics in found.items():
         expected = all_pairs(models, received, [name] if name else list(SHAPES))
-        assert [figures[figure] for figure in FIGURES] == pytest.approx(expected)
+        assert [metrics[metric] for metric in METRICS] == pytest.approx(expected)
 
 
 def test_more_clients_than_a_byte_counts() -> None:
@@ -75,9 +75,9 @@ def test_more_clients_than_a_byte_counts() -> None:
     agreement = SignAgreement()
     for number in range(600):
         agreement.add({"a": torch.full((5,), -1.0 if number % 3 == 0 else 2.0)}, received)
-    figures = agreement.figures()["a"]
-    assert figures["models_global"] == figures["updates_global"] == pytest.approx(2 / 3)
-    assert figures["models"] == figures["updates"] == pytest.approx((400 * 399 + 200 * 199) / (600 * 599))
+    metrics = agreement.metrics()["a"]
+    assert metrics["models_global"] == metrics["updates_global"] == pytest.approx(2 / 3)
+    assert metrics["models"] == metrics["updates"] == pytest.approx((400 * 399 + 200 * 199) / (600 * 599))
 
 
 def test_large_layers_are_counted_in_blocks() -> None:
@@ -86,16 +86,16 @@ def test_large_layers_are_counted_in_blocks() -> None:
     agreement = SignAgreement()
     for model in models:
         agreement.add(model, received)
-    found = [agreement.figures()["a"][figure] for figure in FIGURES]
+    found = [agreement.metrics()["a"][metric] for metric in METRICS]
     assert found == pytest.approx(all_pairs(models, received, ["a"]))
     assert found[0] == pytest.approx(0.5, abs=0.01)  # independent signs
 
 
 def test_nobody_and_nothing() -> None:
-    assert SignAgreement().figures() == {}
+    assert SignAgreement().metrics() == {}
     agreement = SignAgreement()
     agreement.add({"a": torch.zeros(3)}, {"a": torch.zeros(3)})
-    assert set(agreement.figures()["a"].values()) == {None}
+    assert set(agreement.metrics()["a"].values()) == {None}
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_a_run_writes_the_same_agreement_whatever_way_its_replies_come(
             == second["layers"].keys()
             == {f"{layer}.{what}" for layer in (0, 2, 4) for what in ("weight", "bias")}
         )
-        for layer, figures in first["layers"].items():
-            assert list(figures) == list(FIGURES)
-            assert list(second["layers"][layer].values()) == pytest.approx(list(figures.values()), abs=2e-3)
+        for layer, metrics in first["layers"].items():
+            assert list(metrics) == list(METRICS)
+            assert list(second["layers"][layer].values()) == pytest.approx(list(metrics.values()), abs=2e-3)
     for line in runs[0].rounds:
-        assert all(0 < line[f"signs_{figure}"] < 1 for figure in FIGURES)
+        assert all(0 < line[f"signs_{metric}"] < 1 for metric in METRICS)
 
 
 def test_signs_are_gone_on_with_after_a_kill(tmp_path: Path) -> None:

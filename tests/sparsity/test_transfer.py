@@ -15,7 +15,7 @@ from fedsign.errors import ConfigError, ResultsError
 from fedsign.parameterization.apply import parameterized
 from fedsign.workload import Workload
 from simulations import api
-from simulations.recipes.base import Figures, Recipe
+from simulations.recipes.base import Metrics, Recipe
 from simulations.recipes.smupar import smupar_transfer
 from simulations.recipes.smupar.smupar_gpt import INIT_STD
 from simulations.sparsity import cells, training, transfer
@@ -317,7 +317,7 @@ def valley_shaped(best_of: Callable[[str, float], float]) -> Callable[..., Any]:
     return pretend
 
 
-def figures_of(recipe: Recipe, *, quick: bool) -> Figures:
+def metrics_of(recipe: Recipe, *, quick: bool) -> Metrics:
     measured = recipe.measure(quick)
     assert isinstance(measured, tuple)
     return measured[0]
@@ -330,13 +330,13 @@ def test_a_recipes_figures_are_those_of_hand_made_losses(monkeypatch: pytest.Mon
     """
     pretend = valley_shaped(lambda scheme, density: 2.0**-9 / (1 if scheme == "smupar" else density))
     monkeypatch.setattr(smupar_transfer, "swept", pretend)
-    figures = figures_of(smupar_transfer.smupar_lr_transfer, quick=False)
-    assert (figures["smupar_moved"], figures["sp_moved"], figures["mup_moved"]) == (0, 5, 5)
-    assert figures["kept_to_sp"] == figures["kept_to_mup"] == pytest.approx(2 / 2.5)
-    assert figures["best_to_sp"] == figures["best_to_mup_low"] == 1 and figures["smupar_excess"] == 0
-    assert figures["smupar_excess_from_width_64"] == 0
-    assert figures["sp_excess_from_width_64"] == pytest.approx(0.25)
-    assert figures["optima_at_an_edge"] == 0
+    metrics = metrics_of(smupar_transfer.smupar_lr_transfer, quick=False)
+    assert (metrics["smupar_moved"], metrics["sp_moved"], metrics["mup_moved"]) == (0, 5, 5)
+    assert metrics["kept_to_sp"] == metrics["kept_to_mup"] == pytest.approx(2 / 2.5)
+    assert metrics["best_to_sp"] == metrics["best_to_mup_low"] == 1 and metrics["smupar_excess"] == 0
+    assert metrics["smupar_excess_from_width_64"] == 0
+    assert metrics["sp_excess_from_width_64"] == pytest.approx(0.25)
+    assert metrics["optima_at_an_edge"] == 0
 
 
 def test_the_figures_of_starts_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,11 +347,11 @@ def test_the_figures_of_starts_too(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda scheme, density: INIT_STD * (8 if (scheme, density) in (("sp", 1 / 32), ("mup", 1 / 32)) else 1)
     )
     monkeypatch.setattr(smupar_transfer, "swept", pretend)
-    figures = figures_of(smupar_transfer.smupar_init_transfer, quick=False)
-    assert (figures["smupar_moved"], figures["sp_raised"], figures["mup_raised"]) == (0, 3, 3)
-    assert figures["smupar_excess"] == 0 and figures["sp_excess"] == figures["mup_excess"] == pytest.approx(0.15)
-    assert figures["kept_to_sp"] == figures["kept_to_mup"] == pytest.approx(2 / 2.3)
-    assert figures["best_to_sp"] == figures["best_to_mup_high"] == 1 and figures["optima_at_an_edge"] == 0
+    metrics = metrics_of(smupar_transfer.smupar_init_transfer, quick=False)
+    assert (metrics["smupar_moved"], metrics["sp_raised"], metrics["mup_raised"]) == (0, 3, 3)
+    assert metrics["smupar_excess"] == 0 and metrics["sp_excess"] == metrics["mup_excess"] == pytest.approx(0.15)
+    assert metrics["kept_to_sp"] == metrics["kept_to_mup"] == pytest.approx(2 / 2.3)
+    assert metrics["best_to_sp"] == metrics["best_to_mup_high"] == 1 and metrics["optima_at_an_edge"] == 0
 
 
 def test_the_figures_of_half_of_the_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,11 +363,11 @@ def test_the_figures_of_half_of_the_corrections(monkeypatch: pytest.MonkeyPatch)
         return half(name, asked, quick=quick)
 
     monkeypatch.setattr(smupar_transfer, "swept", pretend)
-    figures = figures_of(smupar_transfer.smupar_ablation, quick=False)
+    metrics = metrics_of(smupar_transfer.smupar_ablation, quick=False)
     for half in ("init_only", "rate_only"):
-        assert figures[f"{half}_moved"] == figures[f"{half}_start_raised"] == 2
-        assert figures[f"{half}_excess"] == figures[f"{half}_start_excess"] == pytest.approx(0.1)
-        assert figures[f"both_to_{half}"] == pytest.approx(2 / 2.2) and figures[f"best_start_both_to_{half}"] == 1
-    assert figures["both_moved"] == figures["both_start_raised"] == figures["both_start_excess"] == 0
-    quick = figures_of(smupar_transfer.smupar_ablation, quick=True)
+        assert metrics[f"{half}_moved"] == metrics[f"{half}_start_raised"] == 2
+        assert metrics[f"{half}_excess"] == metrics[f"{half}_start_excess"] == pytest.approx(0.1)
+        assert metrics[f"both_to_{half}"] == pytest.approx(2 / 2.2) and metrics[f"best_start_both_to_{half}"] == 1
+    assert metrics["both_moved"] == metrics["both_start_raised"] == metrics["both_start_excess"] == 0
+    quick = metrics_of(smupar_transfer.smupar_ablation, quick=True)
     assert not any("start" in name for name in quick)

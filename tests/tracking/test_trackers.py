@@ -22,7 +22,7 @@ from simulations.callbacks.tracking import STATE_FILE, Earlier, Tracker, setting
 from simulations.frames import numbers_of
 
 ALL = ["tensorboard", "mlflow", "wandb"]
-FIGURES = {"accuracy", "loss", "train_loss", "clients", "num_replies", "failures", "bytes_down", "bytes_up"}
+METRICS = {"accuracy", "loss", "train_loss", "clients", "num_replies", "failures", "bytes_down", "bytes_up"}
 BLOCK = 32768
 
 
@@ -153,7 +153,7 @@ def test_tensorboard_has_every_number_of_every_round_the_settings_and_the_end(ti
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     done = run({**tiny, "rounds": 3, "callbacks": ["tensorboard"]})
     curves = scalars(done)
-    assert curves.keys() >= FIGURES | {"final_accuracy", "final_loss"}
+    assert curves.keys() >= METRICS | {"final_accuracy", "final_loss"}
     for line in done.rounds:
         for name, value in numbers_of(line).items():
             assert dict(curves[name])[line["round"]] == pytest.approx(value, rel=1e-6), name
@@ -176,7 +176,7 @@ def test_mlflow_has_every_number_of_every_round_the_settings_and_the_artifacts(
     done = run({**tiny, "rounds": 3, "callbacks": ["mlflow", "report"]})
     client, there = mlflow_run(done, tmp_path)
     assert there.data.params == {key: str(value) for key, value in settings_of(done.config).items()}
-    assert there.data.metrics.keys() >= FIGURES
+    assert there.data.metrics.keys() >= METRICS
     for name in numbers_of(done.rounds[0]):
         history = {metric.step: metric.value for metric in client.get_metric_history(there.info.run_id, name)}
         assert history == {line["round"]: numbers_of(line)[name] for line in done.rounds}

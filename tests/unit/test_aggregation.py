@@ -171,8 +171,8 @@ def test_client_drift_of_opposite_updates_is_their_distance_over_the_mean() -> N
     for sign in (1.0, -1.0):
         local = {"a": torch.tensor([4.0]), "b": torch.tensor([4.0 * sign])}
         spread.add(local, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
-    assert spread.figures()[0] == pytest.approx(3.0)
-    assert spread.figures()[1] == pytest.approx(4 / 3)
+    assert spread.metrics()[0] == pytest.approx(3.0)
+    assert spread.metrics()[1] == pytest.approx(4 / 3)
 
 
 def test_clients_that_move_alike_do_not_drift_and_those_that_cancel_out_have_no_drift() -> None:
@@ -180,9 +180,9 @@ def test_clients_that_move_alike_do_not_drift_and_those_that_cancel_out_have_no_
     for sign in (1.0, -1.0):
         alike.add({"a": torch.tensor([2.0])}, {"a": torch.zeros(1)})
         canceling.add({"a": torch.tensor([2.0 * sign])}, {"a": torch.zeros(1)})
-    assert alike.figures() == (2.0, 0.0)
-    assert canceling.figures() == (0.0, None)
-    assert Spread().figures() == (None, None)
+    assert alike.metrics() == (2.0, 0.0)
+    assert canceling.metrics() == (0.0, None)
+    assert Spread().metrics() == (None, None)
 
 
 @given(
@@ -231,8 +231,8 @@ def test_large_tensors_are_walked_block_by_block_to_the_same_spread(dtype: torch
     mean = updates.mean(0)
     drift = np.sqrt(((updates - mean) ** 2).sum(1).mean()) / np.linalg.norm(mean)
     for found in (spread, stacked):
-        assert found.figures()[0] == pytest.approx(np.linalg.norm(mean), rel=1e-5)
-        assert found.figures()[1] == pytest.approx(drift, rel=1e-5)
+        assert found.metrics()[0] == pytest.approx(np.linalg.norm(mean), rel=1e-5)
+        assert found.metrics()[1] == pytest.approx(drift, rel=1e-5)
 
 
 def test_models_of_counters_alone_and_of_nothing_keep_the_first() -> None:
@@ -243,14 +243,14 @@ def test_models_of_counters_alone_and_of_nothing_keep_the_first() -> None:
 @pytest.mark.parametrize("size", [20, 400])  # 400 x 400 are more than a block
 def test_a_models_layout_in_memory_does_not_show_in_its_spread(size: int) -> None:
     models = torch.from_numpy(np.random.default_rng(0).normal(size=(3, size, size))).float()
-    figures = []
+    metrics = []
     for tensors in (list(models), [model.t().contiguous().t() for model in models]):
-        assert tensors[0].is_contiguous() == (not figures)
+        assert tensors[0].is_contiguous() == (not metrics)
         spread, stacked = Spread(), Spread()
         for model in tensors[1:]:
             spread.add({"w": model}, {"w": tensors[0]})
         stacked.add_stack({"w": torch.stack(tensors[1:])}, {"w": tensors[0]})
-        figures += [spread.figures(), stacked.figures()]
-    assert figures[0][1] is not None and figures[0][1] > 0.1
-    for other in figures[1:]:
-        assert other == pytest.approx(figures[0], rel=1e-5)
+        metrics += [spread.metrics(), stacked.metrics()]
+    assert metrics[0][1] is not None and metrics[0][1] > 0.1
+    for other in metrics[1:]:
+        assert other == pytest.approx(metrics[0], rel=1e-5)

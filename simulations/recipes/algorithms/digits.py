@@ -11,7 +11,7 @@ from fedsign.comparison.target import reaching
 from fedsign.config import merged
 from fedsign.data.base import Dataset, Samples
 from fedsign.storage.results import Line
-from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, part, recipe, within
+from simulations.recipes.base import Metrics, Verdict, above, at_least, at_most, part, recipe, within
 from simulations.recipes.cells import all_rounds, averages, by_name, final_values, means, paired_difference
 from simulations.recipes.where import AT_HOME, Plays, Where
 
@@ -47,7 +47,7 @@ _TRIALS: dict[str, dict[float, dict[str, Any]]] = {  # the same number for each 
     expected=Verdict.IN_PART,
     plays=lambda quick, where: Plays(trainings=8 if quick else 68, experiment=_default_on(where)),
 )
-def fedsign_beats_fedavg_digits(quick: bool, where: Where = AT_HOME) -> Figures:
+def fedsign_beats_fedavg_digits(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Compare accuracies of the default experiment over 10 seeds (quick: 4, without FedDyn and tuning).
 
     The first thresholds come from an independent script (plain PyTorch, other code and random streams): FedAvg 0.914
@@ -62,13 +62,13 @@ def fedsign_beats_fedavg_digits(quick: bool, where: Where = AT_HOME) -> Figures:
     names = ("fedavg", "fedsign") if quick else ("fedavg", "fedsign", "feddyn")
     cells = {(name, seed): {"seed": seed, "strategy": _UNTUNED[name]} for name in names for seed in seeds}
     found = _accuracies(cells, where)
-    figures = averages(found) | paired_difference(found["fedsign"], found["fedavg"])
+    metrics = averages(found) | paired_difference(found["fedsign"], found["fedavg"])
     if quick:
-        return figures
+        return metrics
     best = {name: _tuned(name, where) for name in _TRIALS}
     tuned = _accuracies({(name, seed): _trial(name, best[name], seed) for name in _TRIALS for seed in _SEEDS}, where)
     interval = paired_difference(tuned["fedsign"], tuned["fedavg"])
-    return figures | {
+    return metrics | {
         "fedavg_scale": best["fedavg"],
         "fedsign_gamma": best["fedsign"],
         **{f"{name}_tuned": value for name, value in averages(tuned).items()},
@@ -124,7 +124,7 @@ _FASTER = at_most(0.7, "feddyn_over_fedavg")
     expected=Verdict.HOLDS,
     plays=lambda quick, where: Plays(trainings=4 if quick else 15, experiment=_faster("fedavg", seed=0, where=where)),
 )
-def feddyn_faster_digits(quick: bool, where: Where = AT_HOME) -> Figures:
+def feddyn_faster_digits(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Compare mean accuracies of the last 10 of 150 rounds, and FedDyn's rounds to 90 % with FedAvg's.
 
     5 seeds (quick: 2, without FedProx).

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedsign.data.base import Dataset, Samples
 from simulations.api import run
-from simulations.recipes.base import Figures, Verdict, part, recipe, within
+from simulations.recipes.base import Metrics, Verdict, part, recipe, within
 
 _ROUNDS = {0.1: 160, 0.5: 40, 1.0: 30}  # exact local solves need 137, 30 and 15 rounds
-_FIGURES = [f"feddyn_alpha_{alpha:g}" for alpha in _ROUNDS]
+_METRICS = [f"feddyn_alpha_{alpha:g}" for alpha in _ROUNDS]
 
 
 def two_parabolas(seed: int) -> Dataset:
@@ -39,16 +39,16 @@ class HalfSquaredError:
 @recipe(
     "With many local steps FedDyn ends at the optimum of the sum, FedAvg at the mean of the minimizers.",
     part("FedAvg ends at the mean of the minimizers", within(-1.0, 1e-3, "fedavg")),
-    part("FedDyn ends at the optimum of the sum", within(-2.2, 1e-3, *_FIGURES)),
-    null={"fedavg": -2.2, **dict.fromkeys(_FIGURES, -1.0)},  # exchanged
+    part("FedDyn ends at the optimum of the sum", within(-2.2, 1e-3, *_METRICS)),
+    null={"fedavg": -2.2, **dict.fromkeys(_METRICS, -1.0)},  # exchanged
     expected=Verdict.HOLDS,
 )
-def feddyn_fixed_point(quick: bool) -> Figures:
+def feddyn_fixed_point(quick: bool) -> Metrics:
     """Return the final weight of each algorithm."""
-    figures = {"fedavg": final_weight({"name": "fedavg"}, rounds=3)}
+    metrics = {"fedavg": final_weight({"name": "fedavg"}, rounds=3)}
     for alpha, rounds in _ROUNDS.items():
-        figures[f"feddyn_alpha_{alpha:g}"] = final_weight({"name": "feddyn", "alpha": alpha}, rounds=rounds)
-    return figures
+        metrics[f"feddyn_alpha_{alpha:g}"] = final_weight({"name": "feddyn", "alpha": alpha}, rounds=rounds)
+    return metrics
 
 
 def final_weight(strategy: dict[str, Any], *, rounds: int) -> float:

@@ -24,7 +24,7 @@ from fedsign.config import merged
 from fedsign.data.base import AnySamples
 from fedsign.data.partition.base import Split, class_labels
 from fedsign.intervals import mean_and_std
-from simulations.recipes.base import Figures, Verdict, at_least, at_most, part, recipe
+from simulations.recipes.base import Metrics, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, by_name
 from simulations.recipes.where import Plays, Where
 
@@ -98,7 +98,7 @@ def first_four_fifths(train: AnySamples, num_clients: int, rng: np.random.Genera
     takes_model=False,
     takes_other_data=False,
 )
-def federated_learning_pytorch(quick: bool, where: Where) -> Figures:
+def federated_learning_pytorch(quick: bool, where: Where) -> Metrics:
     """Measure accuracies of the last round over 10 seeds (quick: the MLP, IID, 3 rounds, one seed).
 
     A published accuracy is a single run, so it is compared with the 95 % prediction interval of a single run of ours:
@@ -115,10 +115,10 @@ def federated_learning_pytorch(quick: bool, where: Where) -> Figures:
             for model, split, seed in product(_MODELS, _SPLITS, _SEEDS)
         }
     )
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for cell, accuracies in by_name({key: float(lines[-1]["accuracy"]) for key, lines in played.items()}).items():
-        figures |= {f"{cell}_{name}": value for name, value in beside(_PUBLISHED[cell], accuracies).items()}
-    return figures
+        metrics |= {f"{cell}_{name}": value for name, value in beside(_PUBLISHED[cell], accuracies).items()}
+    return metrics
 
 
 def beside(published: float, accuracies: list[float]) -> Mapping[str, float]:

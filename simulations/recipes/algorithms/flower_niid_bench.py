@@ -77,10 +77,10 @@ def flower_niid_bench(quick: bool, where: Where) -> Shown:
         seeds=1 if quick else _SEEDS,
         settings={f"{name}:strategy.weighting": "examples" for name in names},
     )
-    figures = means(summary)
+    metrics = means(summary)
     for name in names:
-        figures |= {f"{name}_flower": published[name], f"{name}_minus_flower": figures[name] - published[name]}
-    return figures, summary.path / "report.html"
+        metrics |= {f"{name}_flower": published[name], f"{name}_minus_flower": metrics[name] - published[name]}
+    return metrics, summary.path / "report.html"
 
 
 def _experiment(quick: bool, where: Where) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from fedsign.config import merged
 from fedsign.storage.results import Line
 from simulations.api import load_run
 from simulations.comparison.play import compare
-from simulations.recipes.base import Figures, at_least, at_most, part, recipe
+from simulations.recipes.base import Metrics, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds
 from simulations.recipes.where import Plays, Where
 
@@ -66,7 +66,7 @@ def _ratio(cell: _Cell) -> str:
     takes_model=False,
     takes_other_data=False,
 )
-def mcmahan_mnist(quick: bool, where: Where) -> Figures:
+def mcmahan_mnist(quick: bool, where: Where) -> Metrics:
     """Return rounds to the target over the published ones, 3 seeds (quick: the 2NN's accuracy after 3 IID rounds)."""
     if quick:
         (lines,) = all_rounds({0: _experiment(("2nn", "iid"), 0.1, 0, where, rounds=3)}).values()
@@ -77,12 +77,12 @@ def mcmahan_mnist(quick: bool, where: Where) -> Figures:
         tried = _rounds_needed(cell, _RATES, (_TUNING_SEED,), where)
         best[cell] = min(tried, key=tried.__getitem__)
         (needed[cell],) = _rounds_needed(cell, (best[cell],), _SEEDS, where).values()
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for cell, published in _PUBLISHED.items():
         name = "_".join(cell)
-        figures |= {f"{name}_rounds": needed[cell], f"{name}_published": float(published), f"{name}_rate": best[cell]}
-        figures[_ratio(cell)] = needed[cell] / published
-    return figures
+        metrics |= {f"{name}_rounds": needed[cell], f"{name}_published": float(published), f"{name}_rate": best[cell]}
+        metrics[_ratio(cell)] = needed[cell] / published
+    return metrics
 
 
 def _rounds_needed(cell: _Cell, rates: Sequence[float], seeds: Sequence[int], where: Where) -> dict[float, float]:

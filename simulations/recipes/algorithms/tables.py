@@ -82,7 +82,7 @@ def fedsign_table(quick: bool, where: Where) -> Shown:
         grid={"partition.alpha": _ALPHAS[-1:] if quick else _ALPHAS, **_grid(quick, where)},
     )
     accuracies = means(summary)
-    figures = {
+    metrics = {
         **accuracies,
         "lowest": min(accuracies.values()),
         "conditions_where_fedsign_is_best": float(best_in(summary, "fedsign")),
@@ -90,9 +90,9 @@ def fedsign_table(quick: bool, where: Where) -> Shown:
     }
     tests = {pair.first: pair for pair in standings(summary).pairs if pair.second == "fedsign"}  # which is the last
     for name in _RIVALS:
-        figures[f"least_over_{name}"] = least_difference(summary, "fedsign", name)
-        figures |= {f"over_{name}": -tests[name].difference.mean, f"p_over_{name}": tests[name].p}
-    return figures, summary.path / "report.html"
+        metrics[f"least_over_{name}"] = least_difference(summary, "fedsign", name)
+        metrics |= {f"over_{name}": -tests[name].difference.mean, f"p_over_{name}": tests[name].p}
+    return metrics, summary.path / "report.html"
 
 
 def _grid(quick: bool, where: Where) -> dict[str, list[Any]]:
@@ -171,11 +171,11 @@ def niid_bench(quick: bool, where: Where) -> Shown:
         grid={"partition": [{**_SPLITS[split], "num_clients": 10} for split in splits]},
     )
     names = (f"{strategy}_{split}" for split, strategy in product(splits, strategies))
-    figures = dict(zip(names, means(summary).values(), strict=True))
-    figures["loss_by_1_class"] = figures["fedavg_iid"] - figures["fedavg_1_class"]
+    metrics = dict(zip(names, means(summary).values(), strict=True))
+    metrics["loss_by_1_class"] = metrics["fedavg_iid"] - metrics["fedavg_1_class"]
     if not quick:
-        figures["loss_by_quantity"] = figures["fedavg_iid"] - figures["fedavg_quantity_0.5"]
-    return figures, summary.path / "report.html"
+        metrics["loss_by_quantity"] = metrics["fedavg_iid"] - metrics["fedavg_quantity_0.5"]
+    return metrics, summary.path / "report.html"
 
 
 def _niid_cells(quick: bool) -> tuple[tuple[str, ...], tuple[str, ...], int]:
@@ -285,14 +285,14 @@ def robust_table(quick: bool, where: Where = AT_HOME) -> Shown:
         },
         settings={key: value for key, value in _TOLD.items() if key.partition(":")[0] in map(_RULES.get, rules)},
     )
-    figures = {
+    metrics = {
         f"{rule}_{attack}_{split}": sum(value or 0.0 for value in entry.values) / entry.num_seeds
         for (split, attack, rule), entry in zip(product(splits, attacks, rules), summary.entries, strict=True)
     }
     for attack, rule in product(attacks[1:], rules):
-        losses = [figures[f"{rule}_none_{split}"] - figures[f"{rule}_{attack}_{split}"] for split in splits]
-        figures[f"{rule}_loss_by_{attack}"] = min(losses) if rule == "fedavg" else max(losses)
-    return figures, summary.path / "report.html"
+        losses = [metrics[f"{rule}_none_{split}"] - metrics[f"{rule}_{attack}_{split}"] for split in splits]
+        metrics[f"{rule}_loss_by_{attack}"] = min(losses) if rule == "fedavg" else max(losses)
+    return metrics, summary.path / "report.html"
 
 
 def _robust_experiment(quick: bool, where: Where) -> dict[str, Any]:

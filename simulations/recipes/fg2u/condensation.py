@@ -20,7 +20,7 @@ from fedsign.bilevel.condense import Condensation
 from fedsign.bilevel.settings import CondensationConfig, from_dict
 from fedsign.config import from_dict as experiment_of
 from fedsign.workload import Workload
-from simulations.recipes.base import Figures, Threshold, Verdict, above, at_least, at_most, part, recipe
+from simulations.recipes.base import Metrics, Threshold, Verdict, above, at_least, at_most, part, recipe
 from simulations.recipes.cells import Key, all_rounds, best_settings, means, on_all_cores, paired_difference
 
 _FG2U: dict[str, Any] = {"name": "fg2u", "num_directions": 32}
@@ -78,7 +78,7 @@ _ABOVE = tuple(f"fg2u_minus_{other}" for other in _OTHERS[:3])
     null=dict.fromkeys((f"{ten}{name}" for ten in ("", "ten_") for name in ("rgu_minus_fg2u", *_ABOVE)), 0.0)
     | dict.fromkeys(("fg2u_minus_random_subset", "fg2u_minus_class_means"), 0.0),
 )
-def condensation_table(quick: bool) -> Figures:
+def condensation_table(quick: bool) -> Metrics:
     """Return test accuracies, means over seeds (quick: (FG)²U and the subset, 40 steps, depth 50, seed 0).
 
     Paper: section 4.1 and Table 1: reverse unrolling through all steps is best, (FG)²U second, and both are above
@@ -114,13 +114,13 @@ def condensation_table(quick: bool) -> Figures:
             for name, rate in best.items():
                 configs[f"ten_{name}", seed] = settings(_METHODS[name], seed, lr=rate, images_per_class=10, steps=100)
             configs["ten_random_subset", seed] = settings(_FG2U, seed, images_per_class=10, steps=0)
-    figures = means(_accuracies(configs))
-    figures |= {f"fg2u_minus_{name}": figures["fg2u"] - figures[name] for name in _OTHERS if name in figures}
-    if "rgu" in figures:
-        figures["rgu_minus_fg2u"] = figures["rgu"] - figures["fg2u"]
-        figures["ten_rgu_minus_fg2u"] = figures["ten_rgu"] - figures["ten_fg2u"]
-        figures |= {f"ten_fg2u_minus_{name}": figures["ten_fg2u"] - figures[f"ten_{name}"] for name in _OTHERS[:3]}
-    return figures | {f"{name}_rate": rate for name, rate in best.items()}
+    metrics = means(_accuracies(configs))
+    metrics |= {f"fg2u_minus_{name}": metrics["fg2u"] - metrics[name] for name in _OTHERS if name in metrics}
+    if "rgu" in metrics:
+        metrics["rgu_minus_fg2u"] = metrics["rgu"] - metrics["fg2u"]
+        metrics["ten_rgu_minus_fg2u"] = metrics["ten_rgu"] - metrics["ten_fg2u"]
+        metrics |= {f"ten_fg2u_minus_{name}": metrics["ten_fg2u"] - metrics[f"ten_{name}"] for name in _OTHERS[:3]}
+    return metrics | {f"{name}_rate": rate for name, rate in best.items()}
 
 
 def _accuracies(configs: Mapping[Key, CondensationConfig]) -> dict[Key, float]:
@@ -148,7 +148,7 @@ def _second_phase(name: str) -> list[list[Threshold]]:
     null={f"{name}_{what}": 0.0 for name in _CHEAP for what in ("gain", "gain_of_more")},
     expected=Verdict.HOLDS,
 )
-def two_phase(quick: bool) -> Figures:
+def two_phase(quick: bool) -> Metrics:
     """Return test accuracies after each phase, and gains of the second (quick: TRGU, seed 0, a tenth of the steps).
 
     Paper: section 3 and Fig. 1: accurate gradients improve on the solution of a biased method, where more steps of the
@@ -166,11 +166,11 @@ def two_phase(quick: bool) -> Figures:
         configs[f"{name}_first", seed] = settings(_METHODS[name], seed, steps=first)
         configs[f"{name}_fg2u", seed] = settings(_FG2U, seed, steps=second, first_phase=begun)
         configs[f"{name}_more", seed] = settings(_METHODS[name], seed, steps=more, first_phase=begun)
-    figures = means(_accuracies(configs))
+    metrics = means(_accuracies(configs))
     for name in cheap:
-        figures[f"{name}_gain"] = figures[f"{name}_fg2u"] - figures[f"{name}_first"]
-        figures[f"{name}_gain_of_more"] = figures[f"{name}_more"] - figures[f"{name}_first"]
-    return figures
+        metrics[f"{name}_gain"] = metrics[f"{name}_fg2u"] - metrics[f"{name}_first"]
+        metrics[f"{name}_gain_of_more"] = metrics[f"{name}_more"] - metrics[f"{name}_first"]
+    return metrics
 
 
 _CLIENTS, _ALPHAS, _STRATEGIES = 5, (0.1, 0.5), {"fedavg": "FedAvg", "fedsign": "FedSign"}
@@ -201,7 +201,7 @@ def _gains(strategy: str) -> list[str]:
     null=dict.fromkeys(("alpha_0.5_one_shot_1_gain", *_OVER_BEGUN), 0.0)
     | dict.fromkeys((gain for name in _STRATEGIES for gain in _gains(name)), 0.0),
 )
-def one_shot_federation(quick: bool) -> Figures:
+def one_shot_federation(quick: bool) -> Metrics:
     """Return accuracies and bytes, means over 3 seeds.
 
     Quick: one seed, one image per class, 10 steps, alpha 0.5, compared with the initial images.
@@ -229,32 +229,32 @@ def one_shot_federation(quick: bool) -> Figures:
     }
     best = best_settings({key: -float(lines[-1]["accuracy"]) for key, lines in all_rounds(sweep).items()})
     runs = all_rounds({(key, seed): _cell(*key, rate, seed, rounds) for key, rate in best.items() for seed in seeds})
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for alpha in _ALPHAS:
         name = f"alpha_{alpha:g}"
         a_round = float(runs[(alpha, "fedavg"), 0][0]["bytes_up"])
-        figures[f"{name}_bytes_a_round"] = a_round
+        metrics[f"{name}_bytes_a_round"] = a_round
         for number in sorted(kinds):
             found = [shots[number, alpha, seed] for seed in seeds]
-            figures[f"{name}_one_shot_{number}"] = fmean(accuracy for accuracy, _ in found)
-            figures[f"{name}_one_shot_{number}_bytes"] = max(size for _, size in found)
-        most = max(number for number in kinds if figures[f"{name}_one_shot_{number}_bytes"] <= a_round)
+            metrics[f"{name}_one_shot_{number}"] = fmean(accuracy for accuracy, _ in found)
+            metrics[f"{name}_one_shot_{number}_bytes"] = max(size for _, size in found)
+        most = max(number for number in kinds if metrics[f"{name}_one_shot_{number}_bytes"] <= a_round)
         begun = _one_shots([(most, alpha, seed) for seed in seeds], steps=0)
         over = paired_difference([shots[cell][0] for cell in begun], [accuracy for accuracy, _ in begun.values()])
-        figures |= {f"{name}_over_begun": over["difference"], f"{name}_over_begun_low": over["difference_low"]}
+        metrics |= {f"{name}_over_begun": over["difference"], f"{name}_over_begun_low": over["difference_low"]}
         for strategy in _STRATEGIES:
             of_seeds = [runs[(alpha, strategy), seed] for seed in seeds]
             for at in (1, 2, 5, 10, rounds):
-                figures[f"{name}_{strategy}_{at}"] = fmean(float(lines[at - 1]["accuracy"]) for lines in of_seeds)
-            figures[f"{name}_{strategy}_rate"] = best[alpha, strategy]
+                metrics[f"{name}_{strategy}_{at}"] = fmean(float(lines[at - 1]["accuracy"]) for lines in of_seeds)
+            metrics[f"{name}_{strategy}_rate"] = best[alpha, strategy]
             shot = [shots[most, alpha, seed][0] for seed in seeds]
             gain = paired_difference(shot, [float(lines[0]["accuracy"]) for lines in of_seeds])
-            figures[f"{name}_gain_on_{strategy}"] = gain["difference"]
-            figures[f"{name}_gain_on_{strategy}_low"] = gain["difference_low"]
-    return figures
+            metrics[f"{name}_gain_on_{strategy}"] = gain["difference"]
+            metrics[f"{name}_gain_on_{strategy}_low"] = gain["difference_low"]
+    return metrics
 
 
-def _quick_one_shot() -> Figures:
+def _quick_one_shot() -> Metrics:
     """Return the accuracy after ten steps with one image per class, and that of the initial images."""
     cell, name = (1, 0.5, 0), "alpha_0.5_one_shot_1"
     (begun, _), (accuracy, num_bytes) = (_one_shots([cell], steps=steps)[cell] for steps in (0, 10))

@@ -76,12 +76,12 @@ def fg2u_memory(quick: bool) -> Shown:
         seconds[method].append(time.perf_counter() - began)
     megabytes = {method: [sizes[method, depth] / 1e6 for depth in depths] for method in METHODS}
     write(lambda: draw(*depth_charts(depths, megabytes, seconds), height=2.5), PICTURE)
-    figures: dict[str, float] = {f"{method}_{depth}_bytes": size for (method, depth), size in sizes.items()}
-    figures |= {f"{method}_growth": sizes[method, 200] / sizes[method, 10] for method in METHODS}
+    metrics: dict[str, float] = {f"{method}_{depth}_bytes": size for (method, depth), size in sizes.items()}
+    metrics |= {f"{method}_growth": sizes[method, 200] / sizes[method, 10] for method in METHODS}
     low, high = depths[0], depths[-1]  # bytes of reverse unrolling are linear in the depth
     first, last = sizes["rgu", low], sizes["rgu", high]
-    figures["crossing_depth"] = low + (sizes["fg2u", low] - first) * (high - low) / (last - first)
-    return figures, PICTURE
+    metrics["crossing_depth"] = low + (sizes["fg2u", low] - first) * (high - low) / (last - first)
+    return metrics, PICTURE
 
 
 def depth_charts(

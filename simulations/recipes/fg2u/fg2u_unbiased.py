@@ -16,7 +16,7 @@ from fedsign.bilevel.forward_gradient import forward_exact, slopes_along
 from fedsign.bilevel.hypergradients import rgu
 from fedsign.bilevel.unroll import Problem, Tree, unflattened
 from fedsign.bilevel.updates import Sgd
-from simulations.recipes.base import Figures, Verdict, at_most, part, recipe, within
+from simulations.recipes.base import Metrics, Verdict, at_most, part, recipe, within
 
 _MEMORY = 2**28
 
@@ -50,7 +50,7 @@ _GAUSSIAN = ("gaussian_second_moment_1", "gaussian_second_moment_4")
     },
     expected=Verdict.HOLDS,
 )
-def fg2u_unbiased(quick: bool) -> Figures:
+def fg2u_unbiased(quick: bool) -> Metrics:
     """Return relative errors of the mean, and second moments relative to the formulas."""
     inner, meta = problem()
     generator = torch.Generator().manual_seed(1)
@@ -58,18 +58,18 @@ def fg2u_unbiased(quick: bool) -> Figures:
     size, squared = gradient.numel(), float(gradient.square().sum())
     signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=size)), dtype=torch.float64)
     exact = _flat(forward_exact(memory_bytes=_MEMORY)(inner, meta, generator=generator).gradient)
-    figures = {"forward_error": float((exact - gradient).norm() / gradient.norm())}
+    metrics = {"forward_error": float((exact - gradient).norm() / gradient.norm())}
     every = _estimates(inner, meta, signs)
-    figures["rademacher_mean_error"] = float((every.mean(0) - gradient).norm() / gradient.norm())
-    figures["rademacher_second_moment"] = float(every.square().sum(1).mean()) / (size * squared)
+    metrics["rademacher_mean_error"] = float((every.mean(0) - gradient).norm() / gradient.norm())
+    metrics["rademacher_second_moment"] = float(every.square().sum(1).mean()) / (size * squared)
     count = 2_000 if quick else 20_000
     for num_directions in (1, 4):
         drawn = torch.randn(count * num_directions, size, generator=generator, dtype=torch.float64)
         means = _estimates(inner, meta, drawn).reshape(count, num_directions, size).mean(1)
         expected = 1 + directions.relative_variance("gaussian", size=size, count=num_directions)
         measured = float(means.square().sum(1).mean()) / squared
-        figures[f"gaussian_second_moment_{num_directions}"] = measured / expected
-    return figures
+        metrics[f"gaussian_second_moment_{num_directions}"] = measured / expected
+    return metrics
 
 
 def problem() -> tuple[Problem, Tree]:

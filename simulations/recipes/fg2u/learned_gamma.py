@@ -19,7 +19,7 @@ from typing import Any
 
 from fedsign.config import from_dict
 from simulations.bilevel.learning import Asked, Learning
-from simulations.recipes.base import Figures, Verdict, at_most, below, part, recipe
+from simulations.recipes.base import Metrics, Verdict, at_most, below, part, recipe
 from simulations.recipes.cells import all_rounds, best_settings, final_values, means
 from simulations.recipes.where import AT_HOME, Plays, Where
 
@@ -42,7 +42,7 @@ _GRID, _START = (0.001, 0.01, 0.1), 0.01
         trainings=7 if quick else 21, experiment=_experiment(0, _START, 4 if quick else 30, where)
     ),
 )
-def learned_gamma(quick: bool, where: Where = AT_HOME) -> Figures:
+def learned_gamma(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return test losses and accuracies, and the gammas.
 
     Quick: 4 rounds, 2 steps of one round, one seed; checks that the learned gamma beats the initial one.
@@ -65,9 +65,9 @@ def learned_gamma(quick: bool, where: Where = AT_HOME) -> Figures:
             found[f"{name}_gamma", seed] = gamma
             found[f"{name}_loss", seed] = float(lines[-1]["loss"])
             found[f"{name}_accuracy", seed] = float(lines[-1]["accuracy"])
-    figures = means(found)
-    return figures | {
-        f"learnt_minus_{name}": figures["learnt_loss"] - figures[f"{name}_loss"] for name in ("grid", "start")
+    metrics = means(found)
+    return metrics | {
+        f"learnt_minus_{name}": metrics["learnt_loss"] - metrics[f"{name}_loss"] for name in ("grid", "start")
     }
 
 

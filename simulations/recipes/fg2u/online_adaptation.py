@@ -35,7 +35,7 @@ from fedsign.bilevel.unroll import Problem, Tree, final_state
 from fedsign.models.gpt import gpt
 from fedsign.schedules.warmup import warmup_cosine
 from fedsign.seeding import Purpose, torch_generator, torch_stream
-from simulations.recipes.base import Figures, Verdict, below, part, recipe
+from simulations.recipes.base import Metrics, Verdict, below, part, recipe
 from simulations.recipes.fg2u import reading
 from simulations.recipes.fg2u.outer import adam
 
@@ -145,7 +145,7 @@ class Library:
     ),
     expected=Verdict.IN_PART,
 )
-def online_adaptation(quick: bool) -> Figures:
+def online_adaptation(quick: bool) -> Metrics:
     """Return losses after 48 passages, means over seeds.
 
     Quick: fewer steps, one seed, only reverse unrolling and (FG)²U at depth 24.
@@ -170,7 +170,7 @@ def online_adaptation(quick: bool) -> Figures:
             method, depth, times = WAYS[name]
             meta = learnt(library, first, method, depth, lr=lr, steps=more * times, seed=seed, after=steps)
             found[name].append(judged(meta, lr=lr))
-    return {"rate": lr, "rate_in_words": lr_in_words, **_figures(found)}
+    return {"rate": lr, "rate_in_words": lr_in_words, **_metrics(found)}
 
 
 def learnt(
@@ -186,18 +186,18 @@ def learnt(
     return meta
 
 
-def _figures(found: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, float]:
+def _metrics(found: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, float]:
     """Return means over seeds, the worst answers, and differences to uniform weights and to reverse unrolling."""
     means = {name: [fmean(each) for each in zip(*losses, strict=True)] for name, losses in found.items()}
     answers = {name: mean for name, (mean, _) in means.items()}
-    figures = {f"{name}_answers": mean for name, mean in answers.items()}
-    figures |= {f"{name}_worst": max(answer for answer, _ in found[name]) for name in WAYS if name in found}
-    figures |= {f"{name}_whole": whole for name, (_, whole) in means.items()}
-    figures |= {f"{name}_minus_uniform": mean - answers["uniform"] for name, mean in answers.items()}
+    metrics = {f"{name}_answers": mean for name, mean in answers.items()}
+    metrics |= {f"{name}_worst": max(answer for answer, _ in found[name]) for name in WAYS if name in found}
+    metrics |= {f"{name}_whole": whole for name, (_, whole) in means.items()}
+    metrics |= {f"{name}_minus_uniform": mean - answers["uniform"] for name, mean in answers.items()}
     for name, other in product(answers, ("rgu_6", "rgu_6_longer")):
         if name.startswith("fg2u") and other in answers:
-            figures[f"{name}_minus_{other}"] = answers[name] - answers[other]
-    return figures
+            metrics[f"{name}_minus_{other}"] = answers[name] - answers[other]
+    return metrics
 
 
 def _best_rate(library: Library, weigh: Weigh, num_streams: int) -> float:

@@ -86,19 +86,19 @@ def pde_coefficients(quick: bool) -> Shown:
         found["random"].append(by_solver(seed, steps, fg2u_zo(num_directions=4)))
         for name in NETWORKS:
             found[name].append(by_network(seed, steps, depth=depth, goes_on=name == "continued"))
-    figures = {"start_eps_phi": fmean(error_of(start(seed)) for seed in seeds)}
+    metrics = {"start_eps_phi": fmean(error_of(start(seed)) for seed in seeds)}
     for name, of_seeds in found.items():
-        figures[f"{name}_eps_phi"] = fmean(each.errors[-1] for each in of_seeds)
-        figures[f"{name}_eps_nu"] = fmean(abs(float(each.meta["root"]) ** 2 / _VISCOSITY - 1) for each in of_seeds)
-        figures[f"{name}_eps_u"] = fmean(float((each.u - _TRUE).norm() / _TRUE.norm()) for each in of_seeds)
-        figures[f"{name}_s"] = fmean(each.seconds[-1] for each in of_seeds)
+        metrics[f"{name}_eps_phi"] = fmean(each.errors[-1] for each in of_seeds)
+        metrics[f"{name}_eps_nu"] = fmean(abs(float(each.meta["root"]) ** 2 / _VISCOSITY - 1) for each in of_seeds)
+        metrics[f"{name}_eps_u"] = fmean(float((each.u - _TRUE).norm() / _TRUE.norm()) for each in of_seeds)
+        metrics[f"{name}_s"] = fmean(each.seconds[-1] for each in of_seeds)
     for what in ("eps_phi", "eps_u"):
-        figures[f"{what}_ratio"] = figures[f"quadrature_{what}"] / min(figures[f"{name}_{what}"] for name in NETWORKS)
-    best = min(NETWORKS, key=lambda name: figures[f"{name}_eps_phi"])
-    figures["quadrature_time_ratio"] = fmean(map(_time_ratio, found["quadrature"], found[best]))
+        metrics[f"{what}_ratio"] = metrics[f"quadrature_{what}"] / min(metrics[f"{name}_{what}"] for name in NETWORKS)
+    best = min(NETWORKS, key=lambda name: metrics[f"{name}_eps_phi"])
+    metrics["quadrature_time_ratio"] = fmean(map(_time_ratio, found["quadrature"], found[best]))
     charts = discovery_charts({name: of_seeds[0] for name, of_seeds in found.items()})
     write(lambda: draw(*charts, height=2.5), PICTURE)
-    return figures, PICTURE
+    return metrics, PICTURE
 
 
 def _time_ratio(solver: Discovery, other: Discovery) -> float:

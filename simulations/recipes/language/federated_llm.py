@@ -28,7 +28,7 @@ from fedsign.storage.results import Line
 from fedsign.workload import Workload
 from simulations.api import Run, run
 from simulations.language.export import export
-from simulations.recipes.base import Figures, NotDecidableHere, Verdict, at_least, at_most, part, recipe
+from simulations.recipes.base import Metrics, NotDecidableHere, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, final_values
 from simulations.recipes.language import docstrings, small_llama
 
@@ -65,7 +65,7 @@ _EXPORT = (at_most(1e-3, "export_logits_error"), at_least(1.0, "export_same_toke
     },
     expected=Verdict.HOLDS,
 )
-def federated_llm(quick: bool) -> Figures:
+def federated_llm(quick: bool) -> Metrics:
     """Return losses in nats per token (quick: a shorter pretraining, 2 rounds, one seed)."""
     try:
         llm.transformers("this recipe")
@@ -81,21 +81,21 @@ def federated_llm(quick: bool) -> Figures:
         shown = run({**cells.pop(_SHOWN), "callbacks": [], "results": {"root": str(folder / "runs")}})
         work = Workload(from_dict(cell(folder, *_SHOWN, 1)))
         pretrained = work.evaluate(work.make_model())["loss"]
-        figures = _figures({_SHOWN: shown.rounds, **all_rounds(cells)}, seeds, pretrained)
-        return figures | _of_export(shown, folder / "tuned")
+        metrics = _metrics({_SHOWN: shown.rounds, **all_rounds(cells)}, seeds, pretrained)
+        return metrics | _of_export(shown, folder / "tuned")
 
 
-def _figures(lines: Mapping[_Which, list[Line]], seeds: Sequence[int], pretrained: float) -> dict[str, float]:
+def _metrics(lines: Mapping[_Which, list[Line]], seeds: Sequence[int], pretrained: float) -> dict[str, float]:
     losses = final_values(lines, "loss", last=1)
     together = {name: fmean(losses[name, "", seed] for seed in seeds) for name in _METHODS}
     alone = fmean(min(losses["lisa", silo, seed] for silo in docstrings.SILOS) for seed in seeds)
-    figures = {"pretrained_loss": pretrained, "best_alone_loss": alone}
-    figures |= {f"{name}_loss": loss for name, loss in together.items()}
-    figures |= {f"{name}_over_pretrained": loss / pretrained for name, loss in together.items()}
-    figures["lisa_over_best_alone"] = together["lisa"] / alone
+    metrics = {"pretrained_loss": pretrained, "best_alone_loss": alone}
+    metrics |= {f"{name}_loss": loss for name, loss in together.items()}
+    metrics |= {f"{name}_over_pretrained": loss / pretrained for name, loss in together.items()}
+    metrics["lisa_over_best_alone"] = together["lisa"] / alone
     for name in _METHODS:
-        figures[f"{name}_mb_up"] = float(lines[name, "", 0][-1]["bytes_up"]) / len(docstrings.SILOS) / 1e6
-    return figures
+        metrics[f"{name}_mb_up"] = float(lines[name, "", 0][-1]["bytes_up"]) / len(docstrings.SILOS) / 1e6
+    return metrics
 
 
 def cell(folder: Path, method: str, silo: str, seed: int, rounds: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from fedsign.config import from_dict, merged
 from fedsign.storage.results import Line
 from fedsign.workload import Workload
-from simulations.recipes.base import Figures, Verdict, at_least, at_most, part, recipe
+from simulations.recipes.base import Metrics, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, best_settings, by_name, final_values, mean_ratio
 from simulations.recipes.lisa.fine_tuning import PRETRAINING_STEPS, experiment, moment_bytes, share_of_gain, write_base
 
@@ -48,7 +48,7 @@ _METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, 
     null={"per_round_over_full": 1.1, "bytes_up_over_full": 1.0, "share_of_gain": 0.0},
     expected=Verdict.HOLDS,
 )
-def federated_lisa(quick: bool) -> Figures:
+def federated_lisa(quick: bool) -> Metrics:
     """Return losses, perplexities, megabytes per client and round (quick: full and `per_round`, 2 rounds, one rate).
 
     `share_of_gain`: the fraction of full fine-tuning's improvement on the base's loss that `per_round` reaches.
@@ -59,31 +59,31 @@ def federated_lisa(quick: bool) -> Figures:
         if quick:
             names = ("full", "lisa_per_round")
             runs = {(name, 0): _cell(name, 1e-3, 0, starts[0], rounds=2) for name in names}
-            return _figures(all_rounds(runs), starts)
+            return _metrics(all_rounds(runs), starts)
         sweep = {
             (name, rate): _cell(name, rate, 0, starts[0]) for name, (_, rates) in _METHODS.items() for rate in rates
         }
         best = best_settings(final_values(all_rounds(sweep), "loss", last=1))
         starts = {seed: write_base(folder, seed, PRETRAINING_STEPS) for seed in _SEEDS}
         runs = {(name, seed): _cell(name, best[name], seed, starts[seed]) for name in _METHODS for seed in _SEEDS}
-        return _figures(all_rounds(runs), starts) | {f"{name}_rate": rate for name, rate in best.items()}
+        return _metrics(all_rounds(runs), starts) | {f"{name}_rate": rate for name, rate in best.items()}
 
 
-def _figures(runs: Mapping[tuple[str, int], list[Line]], starts: Mapping[int, Path]) -> dict[str, float]:
-    figures: dict[str, float] = {}
+def _metrics(runs: Mapping[tuple[str, int], list[Line]], starts: Mapping[int, Path]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
     begun = [_loss_of_base(seed, weights) for seed, weights in starts.items()]
     losses, perplexities = (by_name(final_values(runs, metric, last=1)) for metric in ("loss", "perplexity"))
     for name, seeds in by_name(runs).items():
-        figures |= {f"{name}_loss": fmean(losses[name]), f"{name}_perplexity": fmean(perplexities[name])}
-        figures[f"{name}_moments_mb"] = moment_bytes(_METHODS[name][0]) / 1e6
+        metrics |= {f"{name}_loss": fmean(losses[name]), f"{name}_perplexity": fmean(perplexities[name])}
+        metrics[f"{name}_moments_mb"] = moment_bytes(_METHODS[name][0]) / 1e6
         for way in ("up", "down"):
             num_bytes = fmean(float(line[f"bytes_{way}"]) / len(line["clients"]) for lines in seeds for line in lines)
-            figures[f"{name}_mb_{way}"] = num_bytes / 1e6
-    return figures | {
+            metrics[f"{name}_mb_{way}"] = num_bytes / 1e6
+    return metrics | {
         "base_loss": fmean(begun),
         "share_of_gain": share_of_gain(begun, losses["lisa_per_round"], losses["full"]),
         "per_round_over_full": mean_ratio(losses["lisa_per_round"], losses["full"]),
-        "bytes_up_over_full": figures["lisa_per_round_mb_up"] / figures["full_mb_up"],
+        "bytes_up_over_full": metrics["lisa_per_round_mb_up"] / metrics["full_mb_up"],
     }
 
 

@@ -15,7 +15,7 @@ from fedsign.memory.estimate import Estimate, Setting, estimate
 from fedsign.memory.methods import methods_of
 from fedsign.memory.step import AttentionKind
 from simulations.memory.estimate import of_named
-from simulations.recipes.base import Figures, Verdict, above, at_most, part, recipe, within
+from simulations.recipes.base import Metrics, Verdict, above, at_most, part, recipe, within
 
 _STATIC = {
     "eh": 15.0,
@@ -65,7 +65,7 @@ def _peaks(estimates: Mapping[str, Estimate]) -> dict[str, float]:
     quick=[at_most(24.0, "peak_7b_lisa_2l_gb"), above(0.0, "smallest_step_7b_gb", "lora_minus_lisa_70b_gb")],
     expected=Verdict.IN_PART,
 )
-def lisa_memory(quick: bool) -> Figures:
+def lisa_memory(quick: bool) -> Metrics:
     """Return peaks and static parts in GB. Nothing is random, so a quick check is a full one."""
     seven = of("llama-2-7b", SEVEN)
     peaks = _peaks(seven)

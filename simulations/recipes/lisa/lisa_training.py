@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, below, part, recipe
+from simulations.recipes.base import Metrics, Verdict, above, at_least, at_most, below, part, recipe
 from simulations.recipes.cells import averages, best_settings, by_name, mean_ratio, on_all_cores, paired_difference
 from simulations.recipes.lisa import fine_tuning
 from simulations.recipes.lisa.fine_tuning import METHODS, PRETRAINING_STEPS, fine_tune, share_of_gain
@@ -41,7 +41,7 @@ _RATES = {
     null={"lisa_minus_lora_high": 0.0, "lisa_over_full": 1.1, "share_of_gain": 0.0},
     expected=Verdict.DOES_NOT_HOLD,
 )
-def lisa_convergence(quick: bool) -> Figures:
+def lisa_convergence(quick: bool) -> Metrics:
     """Return final validation losses (quick: full fine-tuning and LISA, one rate, one seed, 40 steps).
 
     `share_of_gain`: the fraction of full fine-tuning's improvement on the base's loss that LISA reaches;
@@ -61,7 +61,7 @@ def lisa_convergence(quick: bool) -> Figures:
     if quick:
         job = partial(fine_tune, lr=1e-3, steps=40, seed=1, pretraining_steps=60)
         jobs = {(name, 1): partial(job, METHODS[name]) for name in ("full", "lisa")}
-        return _figures(by_name(on_all_cores(jobs | {("base", 1): partial(job, METHODS["full"], steps=0)})))
+        return _metrics(by_name(on_all_cores(jobs | {("base", 1): partial(job, METHODS["full"], steps=0)})))
     sweep = {
         (name, rate): partial(fine_tune, METHODS[name], lr=rate, steps=_STEPS)
         for name, rates in _RATES.items()
@@ -74,17 +74,17 @@ def lisa_convergence(quick: bool) -> Figures:
         for name in best
     }
     runs |= {("base", seed): partial(fine_tune, METHODS["full"], lr=1e-3, steps=0, seed=seed) for seed in (1, 2, 3)}
-    return _figures(by_name(on_all_cores(runs))) | {f"{name}_rate": rate for name, rate in best.items()}
+    return _metrics(by_name(on_all_cores(runs))) | {f"{name}_rate": rate for name, rate in best.items()}
 
 
-def _figures(losses: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def _metrics(losses: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return means over seeds, and ratios of LISA to the others, paired by seed."""
     lisa, others = losses["lisa"], [name for name in losses if name not in ("lisa", "base")]
-    figures = averages(losses) | {f"lisa_over_{name}": mean_ratio(lisa, losses[name]) for name in others}
+    metrics = averages(losses) | {f"lisa_over_{name}": mean_ratio(lisa, losses[name]) for name in others}
     if "lora" in losses:
         difference = paired_difference(lisa, losses["lora"])
-        figures |= {f"lisa_minus_lora{end}": difference[f"difference{end}"] for end in ("", "_low", "_high")}
-    return figures | {"share_of_gain": share_of_gain(losses["base"], lisa, losses["full"])}
+        metrics |= {f"lisa_minus_lora{end}": difference[f"difference{end}"] for end in ("", "_low", "_high")}
+    return metrics | {"share_of_gain": share_of_gain(losses["base"], lisa, losses["full"])}
 
 
 _KEPT = 0  # the period of a draw that is never repeated
@@ -104,7 +104,7 @@ _CONTRASTS = ("one_minus_four_blocks", "short_minus_long_period", "fixed_minus_r
     null=dict.fromkeys(("one_minus_four_blocks", *(f"{what}_low" for what in _CONTRASTS)), 0.0),
     expected=Verdict.IN_PART,
 )
-def lisa_ablation(quick: bool) -> Figures:
+def lisa_ablation(quick: bool) -> Metrics:
     """Return mean validation losses `loss_<blocks>_<period>` (quick: 1 and 4 blocks, one period, one seed, 40 steps).
 
     Paper: section 4.5 and appendix A.4: "more sampling layers and higher sampling period lead to better performance",
@@ -138,15 +138,15 @@ def lisa_ablation(quick: bool) -> Figures:
         "short_minus_long_period": (of_seeds(layers, drawn[:1]), of_seeds(layers, drawn[-1:])),
         "fixed_minus_redrawn": (of_seeds(layers, [_KEPT]), of_seeds(layers, [5 if quick else 20])),
     }
-    figures = {
+    metrics = {
         f"loss_{layer}_{period or 'fixed'}": fmean(of_seeds([layer], [period]))
         for layer, period in product(layers, periods)
     }
     for name, (first, second) in contrasts.items():
-        figures[name] = fmean(first) - fmean(second)
+        metrics[name] = fmean(first) - fmean(second)
         if not quick:
-            figures[f"{name}_low"] = paired_difference(first, second)["difference_low"]
-    return figures
+            metrics[f"{name}_low"] = paired_difference(first, second)["difference_low"]
+    return metrics
 
 
 _WARM_UP = 2  # uncounted steps of each method
@@ -166,7 +166,7 @@ _WARM_UP = 2  # uncounted steps of each method
     null=dict.fromkeys(("full_over_lisa", "lora_over_lisa", "full_over_lisa_flops"), 1.0),
     expected=Verdict.IN_PART,
 )
-def lisa_speed(quick: bool) -> Figures:
+def lisa_speed(quick: bool) -> Metrics:
     """Return seconds per iteration (median), LISA's speedup, and its ratio of floating-point operations.
 
     The quick check (4 blocks, 3 rounds) judges operations of matrix products (`..._flops`), which other programs on the
@@ -195,12 +195,12 @@ def lisa_speed(quick: bool) -> Figures:
             steps[name]()
             if at >= _WARM_UP:
                 times[name].append(time.perf_counter() - began)
-    figures = {f"{name}_s": median(found) for name, found in times.items()}
+    metrics = {f"{name}_s": median(found) for name, found in times.items()}
     flops = {name: _flops(steps[name]) for name in ("full", "lisa")}
-    figures["full_over_lisa_flops"] = flops["full"] / flops["lisa"]
+    metrics["full_over_lisa_flops"] = flops["full"] / flops["lisa"]
     for name in ("full", "lora"):
-        figures[f"{name}_over_lisa"] = median(its / mine for its, mine in zip(times[name], times["lisa"], strict=True))
-    return figures
+        metrics[f"{name}_over_lisa"] = median(its / mine for its, mine in zip(times[name], times["lisa"], strict=True))
+    return metrics
 
 
 def _flops(step: Callable[[], None]) -> int:
@@ -244,7 +244,7 @@ _ADAPTED = {"query", "key", "value", "out", "up", "down", "head"}
     },
     expected=Verdict.DOES_NOT_HOLD,
 )
-def lisa_weight_norms(quick: bool) -> Figures:
+def lisa_weight_norms(quick: bool) -> Metrics:
     """Return ratios of norms averaged over all steps, means over 3 seeds (quick: 30 steps after 60, one seed).
 
     Paper: sections 3.1 and 3.2: the mean over training of a layer's weight norm, w(l) = (1/T) sum_t ||theta_t(l)||_2,
@@ -274,9 +274,9 @@ def lisa_weight_norms(quick: bool) -> Figures:
     }
     pair = found["lora_change_ratio"], found["full_change_ratio"]
     difference = paired_difference(*pair)
-    figures = averages(found) | {"lora_over_full": mean_ratio(*pair), "lora_minus_full": difference["difference"]}
-    figures["smallest_change_ratio"] = min(figures["lora_change_ratio"], figures["full_change_ratio"])
-    return figures if quick else figures | {"lora_minus_full_low": difference["difference_low"]}
+    metrics = averages(found) | {"lora_over_full": mean_ratio(*pair), "lora_minus_full": difference["difference"]}
+    metrics["smallest_change_ratio"] = min(metrics["lora_change_ratio"], metrics["full_change_ratio"])
+    return metrics if quick else metrics | {"lora_minus_full_low": difference["difference_low"]}
 
 
 def _ratios(name: str, seed: int, quick: bool) -> dict[str, float]:

@@ -12,7 +12,7 @@ from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import Estimate, Task, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES
 from fedsign.sharding.traffic import Network
-from simulations.recipes.base import Figures, Verdict, at_least, at_most, below, part, recipe
+from simulations.recipes.base import Metrics, Verdict, at_least, at_most, below, part, recipe
 
 _GROUPING, _NETWORK = Grouping(groups=4, per_group=8), Network(intra_bps=2000e9, inter_bps=80e9)
 _GPU_BYTES, _FIT_65B = 80e9, {"GGG", "IGG", "IIG"}
@@ -53,7 +53,7 @@ _FIT = ("others_that_fit_of_those_run", "others_that_fit_of_all")
     quick=[below(1.0, *_RATIOS)],
     expected=Verdict.IN_PART,
 )
-def paro_guideline(quick: bool) -> Figures:
+def paro_guideline(quick: bool) -> Metrics:
     """Return counts, and ratios of communication seconds and of bytes; a quick check is a full one."""
     found = {name: _estimates(*scenario) for name, scenario in _SCENARIOS.items()}
     fitting = {name for name, each in found["65b"].items() if each.memory_bytes <= _GPU_BYTES}

@@ -20,7 +20,7 @@ from typing import Any
 from fedsign.config import from_dict, merged
 from fedsign.storage.results import Line
 from fedsign.workload import Workload
-from simulations.recipes.base import Figures, Verdict, at_most, part, recipe
+from simulations.recipes.base import Metrics, Verdict, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, best_settings, final_values
 from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, HEAD_WIDTH, experiment, hidden
 from simulations.sparsity.coordinates import variant
@@ -50,22 +50,22 @@ _EXACT = (at_most(0.0, "bytes_error"), at_most(1.01, "hidden_over_density"))
     | {f"smupar_over_{name}_{share}": 1.0 for share, name in product((16, 64), _OTHERS)},
     expected=Verdict.IN_PART,
 )
-def federated_smupar(quick: bool) -> Figures:
+def federated_smupar(quick: bool) -> Metrics:
     """Return losses, perplexities and megabytes, means over 3 seeds.
 
     Quick: density 1/64 for two rounds, one seed, with the rate found by the full check.
     """
     if quick:
-        return _figures((64,), _SEEDS[:1], lr=2**-8, rounds=2)
+        return _metrics((64,), _SEEDS[:1], lr=2**-8, rounds=2)
     proxies = {}
     for rate in (2.0**power for power in range(-10, -3)):
         proxy = _cell("smupar", 1.0, 0, lr=rate, width=BASE_WIDTH, rounds=_ROUNDS)
         proxies["proxy", rate] = merged(proxy, {"data": {"validation_fraction": 0.1}})
     best = best_settings(final_values(all_rounds(proxies), "validation_loss", last=1))["proxy"]
-    return {"rate": best, **_figures((1, 4, 16, 64), _SEEDS, lr=best, rounds=_ROUNDS)}
+    return {"rate": best, **_metrics((1, 4, 16, 64), _SEEDS, lr=best, rounds=_ROUNDS)}
 
 
-def _figures(shares: Sequence[int], seeds: Sequence[int], *, lr: float, rounds: int) -> Figures:
+def _metrics(shares: Sequence[int], seeds: Sequence[int], *, lr: float, rounds: int) -> Metrics:
     """Return metrics by inverse density (`shares`); ratios are paired by seed."""
     points = [
         (scheme, share) for scheme in ("sp", "mup", "smupar") for share in shares if (scheme, share) != ("mup", 1)
@@ -76,18 +76,18 @@ def _figures(shares: Sequence[int], seeds: Sequence[int], *, lr: float, rounds: 
     }
     runs = all_rounds(cells)
     losses, perplexities = (final_values(runs, metric, last=1) for metric in ("loss", "perplexity"))
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for scheme, share in points:
-        figures[f"{scheme}_{share}_loss"] = fmean(losses[scheme, share, seed] for seed in seeds)
-        figures[f"{scheme}_{share}_perplexity"] = fmean(perplexities[scheme, share, seed] for seed in seeds)
+        metrics[f"{scheme}_{share}_loss"] = fmean(losses[scheme, share, seed] for seed in seeds)
+        metrics[f"{scheme}_{share}_perplexity"] = fmean(perplexities[scheme, share, seed] for seed in seeds)
     for share in shares:
         lines = runs["smupar", share, seeds[0]]
-        figures[f"megabytes_{share}"] = fmean(float(line["bytes_up"]) / _SILOS for line in lines) / 1e6
+        metrics[f"megabytes_{share}"] = fmean(float(line["bytes_up"]) / _SILOS for line in lines) / 1e6
     for share, other in product(sorted({16, 64} & {*shares}), _OTHERS):
         ratios = [losses["smupar", share, seed] / losses[other, share, seed] for seed in seeds]
-        figures[f"smupar_over_{other}_{share}"] = fmean(ratios)
-        figures |= {f"smupar_over_{other}_{share}_low": min(ratios), f"smupar_over_{other}_{share}_high": max(ratios)}
-    return figures | _account(cells, runs)
+        metrics[f"smupar_over_{other}_{share}"] = fmean(ratios)
+        metrics |= {f"smupar_over_{other}_{share}_low": min(ratios), f"smupar_over_{other}_{share}_high": max(ratios)}
+    return metrics | _account(cells, runs)
 
 
 def _account(

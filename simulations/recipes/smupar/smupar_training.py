@@ -16,7 +16,7 @@ import numpy as np
 from fedsign.config import from_dict
 from fedsign.models.transform import packing_of
 from fedsign.workload import Workload
-from simulations.recipes.base import Figures, Verdict, at_least, at_most, part, recipe, within
+from simulations.recipes.base import Metrics, Verdict, at_least, at_most, part, recipe, within
 from simulations.recipes.cells import all_rounds, best_settings, final_values, mean_ratio
 from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, experiment, hidden
 from simulations.sparsity.coordinates import look, variant
@@ -75,7 +75,7 @@ _HALF, _SPREADS = (("rate_only_start_high", "init_only_change_high"), ("sp_sprea
     },
     expected=Verdict.HOLDS,
 )
-def smupar_coordinate_check(quick: bool) -> Figures:
+def smupar_coordinate_check(quick: bool) -> Metrics:
     """Return ratios over 3 seeds and four densities (quick: 1 seed, but 3 for the spread; the first and last density).
 
     Paper: Figure 5: mean |activation| of attention and feed-forward during the first ten steps.  Here at width 256.
@@ -90,7 +90,7 @@ def smupar_coordinate_check(quick: bool) -> Figures:
     wide = look(experiment(width=256, lr=2**-7), schemes=schemes, densities=densities, seeds=3, steps=10)
     sparse = {row["scheme"]: row for row in pair.summary if row["density"] < 1}
     ends = ("start_low", "start_high", "end_low", "end_high")
-    figures = {f"{scheme}_{what}": float(sparse[scheme][what]) for scheme in schemes for what in ends} | {
+    metrics = {f"{scheme}_{what}": float(sparse[scheme][what]) for scheme in schemes for what in ends} | {
         "smupar_change_low": float(sparse["smupar"]["change_low"]),
         "smupar_change_high": float(sparse["smupar"]["change_high"]),
         "rate_only_start_high": float(sparse["smupar-rate"]["start_high"]),
@@ -99,8 +99,8 @@ def smupar_coordinate_check(quick: bool) -> Figures:
     }
     for scheme in schemes:  # over densities: the largest mean |activation| after the last step over the smallest
         sizes = [row["size_at_end"] for row in wide.summary if row["scheme"] == scheme]
-        figures[f"{scheme}_spread"] = float(max(sizes) / min(sizes))
-    return figures
+        metrics[f"{scheme}_spread"] = float(max(sizes) / min(sizes))
+    return metrics
 
 
 @recipe(
@@ -120,7 +120,7 @@ def smupar_coordinate_check(quick: bool) -> Figures:
     },
     expected=Verdict.IN_PART,
 )
-def smupar_dynamic(quick: bool) -> Figures:
+def smupar_dynamic(quick: bool) -> Metrics:
     """Compare SmuPar and muP under changing masks, with static masks as control; losses are means over 3 seeds.
 
     Quick: only SmuPar, without pruning, one seed, fewer rates.
@@ -151,12 +151,12 @@ def smupar_dynamic(quick: bool) -> Figures:
     }
     losses = np.array(list(final_values(all_rounds(cells), "loss").values())).reshape(-1, len(rates), len(seeds))
     of_dense, *readings = read_off(losses, rates)
-    figures = {"dense_log2_rate": log2(of_dense.best)}
+    metrics = {"dense_log2_rate": log2(of_dense.best)}
     for (scheme, rule), reading in zip(sparse, readings, strict=True):
-        figures[f"{scheme}_{rule}_moved"] = reading.moved
-        figures[f"{scheme}_{rule}_excess"] = reading.excess
-        figures[f"{scheme}_{rule}_best_loss"] = reading.best_loss
-    return figures
+        metrics[f"{scheme}_{rule}_moved"] = reading.moved
+        metrics[f"{scheme}_{rule}_excess"] = reading.excess
+        metrics[f"{scheme}_{rule}_best_loss"] = reading.best_loss
+    return metrics
 
 
 _AT_THE_LOWEST = at_most(0.93, "smupar_over_sp_32", "smupar_over_mup_32")
@@ -181,7 +181,7 @@ _AT_THE_LOWEST = at_most(0.93, "smupar_over_sp_32", "smupar_over_mup_32")
     null={"smupar_over_sp_32": 1.0, "smupar_over_mup_32": 1.0, "smupar_over_best_other": 1.1},
     expected=Verdict.HOLDS,
 )
-def smupar_pareto(quick: bool) -> Figures:
+def smupar_pareto(quick: bool) -> Metrics:
     """Return losses at densities 1 to 1/32, means over seeds 1 to 3, ratios paired; rates are tuned on seed 0.
 
     Quick: the lowest density, one seed.
@@ -209,21 +209,21 @@ def smupar_pareto(quick: bool) -> Figures:
     }
     found = final_values(all_rounds(cells), "loss")
     losses = {point: [found[point, seed] for seed in seeds] for point in points}
-    figures = {f"{scheme}_log2_rate": log2(rates[scheme]) for scheme in schemes}
+    metrics = {f"{scheme}_log2_rate": log2(rates[scheme]) for scheme in schemes}
     for (scheme, width, density), of_seeds in losses.items():
-        figures[f"{scheme}_{width}_{round(1 / density)}_loss"] = fmean(of_seeds)
+        metrics[f"{scheme}_{width}_{round(1 / density)}_loss"] = fmean(of_seeds)
     for density in densities:
         share, weights = round(1 / density), _num_weights(density)
-        figures |= {f"weights_{_WIDTH}_{share}": weights, f"flops_{_WIDTH}_{share}": 6 * weights}
+        metrics |= {f"weights_{_WIDTH}_{share}": weights, f"flops_{_WIDTH}_{share}": 6 * weights}
         for other in ("sp", "mup"):
             ratio = mean_ratio(losses["smupar", _WIDTH, density], losses[other, _WIDTH, density])
-            figures[f"smupar_over_{other}_{share}"] = ratio
+            metrics[f"smupar_over_{other}_{share}"] = ratio
     if not quick:
         dense = losses["smupar", BASE_WIDTH, 1.0]
-        figures[f"iso_{_WIDTH}"] = mean_ratio(losses["smupar", _WIDTH, 1 / 4], dense)
-        figures[f"iso_{widest}"] = mean_ratio(losses["smupar", widest, 1 / 16], dense)
-        figures["smupar_over_best_other"] = max(figures[name] for name in figures if name.startswith("smupar_over_"))
-    return figures
+        metrics[f"iso_{_WIDTH}"] = mean_ratio(losses["smupar", _WIDTH, 1 / 4], dense)
+        metrics[f"iso_{widest}"] = mean_ratio(losses["smupar", widest, 1 / 16], dense)
+        metrics["smupar_over_best_other"] = max(metrics[name] for name in metrics if name.startswith("smupar_over_"))
+    return metrics
 
 
 def _tuned(quick: bool) -> dict[str, float]:

@@ -59,20 +59,20 @@ def _read(found: Found) -> dict[str, float]:
     loss
     at the proxy's best value; `kept_to`: ratio at the proxy's best values, `best_to`: at each scheme's own best.
     """
-    figures = {"optima_at_an_edge": float(sum(row["is_at_edge"] for row in found.summary))}
+    metrics = {"optima_at_an_edge": float(sum(row["is_at_edge"] for row in found.summary))}
     own, kept = {}, {}
     for scheme, losses in _losses(found).items():
         rows = [row for row in found.summary if row["scheme"] == scheme]  # the proxy's first
-        figures[f"{scheme}_moved"] = max(abs(float(row["moved"])) for row in rows)
-        figures[f"{scheme}_raised"] = float(rows[-1]["moved"])
-        figures[f"{scheme}_excess"] = float(rows[-1]["excess"])
+        metrics[f"{scheme}_moved"] = max(abs(float(row["moved"])) for row in rows)
+        metrics[f"{scheme}_raised"] = float(rows[-1]["moved"])
+        metrics[f"{scheme}_excess"] = float(rows[-1]["excess"])
         own[scheme], kept[scheme] = losses[rows[-1]["best"]], losses[rows[0]["best"]]
     for scheme in own:
         ratios = own["smupar"] / own[scheme]
-        figures[f"kept_to_{scheme}"] = float((kept["smupar"] / kept[scheme]).mean())
-        figures[f"best_to_{scheme}"] = float(ratios.mean())
-        figures |= {f"best_to_{scheme}_low": float(ratios.min()), f"best_to_{scheme}_high": float(ratios.max())}
-    return figures
+        metrics[f"kept_to_{scheme}"] = float((kept["smupar"] / kept[scheme]).mean())
+        metrics[f"best_to_{scheme}"] = float(ratios.mean())
+        metrics |= {f"best_to_{scheme}_low": float(ratios.min()), f"best_to_{scheme}_high": float(ratios.max())}
+    return metrics
 
 
 _TO_OTHERS = [
@@ -127,14 +127,14 @@ def smupar_lr_transfer(quick: bool) -> Shown:
     found = swept(name, asked, quick=quick)
     read = _read(found)
     shown = [*(f"{scheme}_moved" for scheme in schemes), *_TO_OTHERS, "smupar_excess", "optima_at_an_edge"]
-    figures = {figure: read[figure] for figure in shown}
+    metrics = {metric: read[metric] for metric in shown}
     if not quick:
         proxy = swept(f"{name}-proxy", replace(asked, densities=(1.0,)), quick=False, width=64)
         for scheme, best in ((row["scheme"], row["best"]) for row in proxy.summary):
             losses = _losses(found)[scheme]
             own = next(row["best"] for row in reversed(found.summary) if row["scheme"] == scheme)
-            figures[f"{scheme}_excess_from_width_64"] = float((losses[best] / losses[own]).mean()) - 1
-    return figures, _folder(name, quick) / _PICTURE
+            metrics[f"{scheme}_excess_from_width_64"] = float((losses[best] / losses[own]).mean()) - 1
+    return metrics, _folder(name, quick) / _PICTURE
 
 
 @recipe(
@@ -171,8 +171,8 @@ def smupar_init_transfer(quick: bool) -> Shown:
     found = swept(name, starts(quick, seeds=1 if quick else 3), quick=quick)
     read = _read(found)
     moves = ["sp_raised", "mup_raised", "smupar_moved", "sp_excess", "mup_excess", "smupar_excess"]
-    figures = {figure: read[figure] for figure in (*moves, *_TO_OTHERS, "optima_at_an_edge")}
-    return figures, _folder(name, quick) / _PICTURE
+    metrics = {metric: read[metric] for metric in (*moves, *_TO_OTHERS, "optima_at_an_edge")}
+    return metrics, _folder(name, quick) / _PICTURE
 
 
 _HALVES = (at_least(2, "init_only_moved"), at_most(0.97, "both_to_init_only"))
@@ -233,17 +233,17 @@ def smupar_ablation(quick: bool) -> Shown:
     schemes = {"smupar": "both", "smupar-init": "init_only", "smupar-rate": "rate_only"}
     found = swept(name, replace(rates(quick, seeds=1 if quick else 3), schemes=tuple(schemes)), quick=quick)
     read = _read(found)
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for scheme, what in schemes.items():
-        figures |= {f"{what}_moved": read[f"{scheme}_moved"], f"{what}_excess": read[f"{scheme}_excess"]}
+        metrics |= {f"{what}_moved": read[f"{scheme}_moved"], f"{what}_excess": read[f"{scheme}_excess"]}
         if scheme != "smupar":
-            figures[f"both_to_{what}"] = read[f"kept_to_{scheme}"]
+            metrics[f"both_to_{what}"] = read[f"kept_to_{scheme}"]
     if quick:
-        return figures, _folder(name, quick) / _PICTURE
+        return metrics, _folder(name, quick) / _PICTURE
     read = _read(swept(f"{name}-init", replace(starts(False, seeds=3), schemes=tuple(schemes)), quick=False))
     for scheme, what in schemes.items():
-        figures[f"{what}_start_raised"] = read[f"{scheme}_raised"]
-        figures[f"{what}_start_excess"] = read[f"{scheme}_excess"]
+        metrics[f"{what}_start_raised"] = read[f"{scheme}_raised"]
+        metrics[f"{what}_start_excess"] = read[f"{scheme}_excess"]
         if scheme != "smupar":
-            figures[f"best_start_both_to_{what}"] = read[f"best_to_{scheme}"]
-    return figures, _folder(name, quick) / _PICTURE
+            metrics[f"best_start_both_to_{what}"] = read[f"best_to_{scheme}"]
+    return metrics, _folder(name, quick) / _PICTURE

@@ -9,7 +9,7 @@ from statistics import fmean
 import torch
 
 from simulations.landscape.subject import Subject
-from simulations.recipes.base import Figures, Verdict, at_most, part, recipe
+from simulations.recipes.base import Metrics, Verdict, at_most, part, recipe
 from simulations.recipes.valleys.networks import networks, trainings
 from simulations.recipes.where import AT_HOME, Where
 
@@ -23,7 +23,7 @@ from simulations.recipes.where import AT_HOME, Where
     expected=Verdict.DOES_NOT_HOLD,
     plays=trainings(10, 2),
 )
-def valley_gradient(quick: bool, where: Where = AT_HOME) -> Figures:
+def valley_gradient(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return |cos| of sign(theta_f) and the gradient of the mean training loss, over 10 networks (quick: 2).
 
     "Almost orthogonal" is a cosine of at most 0.1; two random directions in this many dimensions have about 0.006.

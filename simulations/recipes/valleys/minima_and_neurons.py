@@ -22,7 +22,7 @@ from fedsign.landscape.sign_ratios import same_sign_ratio
 from fedsign.landscape.vector import Layout
 from fedsign.records import tensors_of
 from simulations.landscape.interpolate import interpolate
-from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, below, part, recipe
+from simulations.recipes.base import Metrics, Verdict, above, at_least, at_most, below, part, recipe
 from simulations.recipes.cells import averages, mean_interval, paired_difference
 from simulations.recipes.valleys.networks import network, networks, trained_on_share, trainings, workload_in_shares
 from simulations.recipes.valleys.noises import SYMMETRIC
@@ -52,7 +52,7 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left the outcome open
     expected=Verdict.IN_PART,
     plays=trainings(2 * len(_FRESH), 4),
 )
-def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Figures:
+def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return errors within 0.5 of each minimum, on either side, over 20 pairs of networks (quick: 2).
 
     Paper: (1 - lambda) theta_1 + lambda theta_2, lambda in [-1, 2], of batches of 32 and of 2048, from one
@@ -121,7 +121,7 @@ def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Figu
     expected=Verdict.IN_PART,
     plays=trainings(5 * len(_FRESH), 5),
 )
-def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
+def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return sign ratios and gaps over 20 seeds (quick: 1), after 1, 3, 10 and 50 epochs.
 
     Paper: the data in two halves, one model trained on each from the same start; same-sign ratios of start and A, start
@@ -153,13 +153,13 @@ def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
             found[f"{name}_ssr_start_{epochs}"].append(kept)
             found[f"{name}_ssr_{epochs}"].append(same_sign_ratio(one, other))
             found[f"{name}_gap_{epochs}"].append(soup_gap(landscape, [one, other]))
-    figures = averages(found)
-    figures["ssr_difference"] = figures["trained_ssr_50"] - figures["random_ssr_50"]
+    metrics = averages(found)
+    metrics["ssr_difference"] = metrics["trained_ssr_50"] - metrics["random_ssr_50"]
     if quick:
-        return figures
+        return metrics
     random_gap = mean_interval(found["random_gap_50"])
     growth = paired_difference(found["random_gap_50"], found["random_gap_1"])
-    return figures | {
+    return metrics | {
         "trained_gap_low": mean_interval(found["trained_gap_50"])["difference_low"],
         "ssr_difference_low": paired_difference(found["trained_ssr_50"], found["random_ssr_50"])["difference_low"],
         "random_gap_high": random_gap["difference_high"],
@@ -186,7 +186,7 @@ def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
     null={"largest_trace_ratio": 1.0, "signs_error_gap": 0.0, "raw_error_gap": 0.0},
     expected=Verdict.HOLDS,
 )
-def softmax_demo(quick: bool) -> Figures:
+def softmax_demo(quick: bool) -> Metrics:
     """Return errors over 10 noise draws (quick: 3).
 
     Paper: Figure 29: logistic regression on scikit-learn's digits (500 iterations, no intercept, fitted and evaluated
@@ -201,23 +201,23 @@ def softmax_demo(quick: bool) -> Figures:
     lambdas = np.linspace(-1, 1, 21)
     noises = [np.random.default_rng(seed).standard_normal(weights.shape) for seed in range(3 if quick else 10)]
     directions = {"raw": noises, "signs": [np.abs(each) * np.sign(weights) for each in noises]}
-    means, figures = {}, {}
+    means, metrics = {}, {}
     for name, drawn in directions.items():
         curves = [softmax_curve(weights, each, features, labels, lambdas) for each in drawn]
         ratios = [curve["trace"][lambdas > 0].mean() / curve["trace"][lambdas < 0].mean() for curve in curves]
-        figures[f"{name}_largest_trace_ratio"] = float(max(ratios))
+        metrics[f"{name}_largest_trace_ratio"] = float(max(ratios))
         for what in ("error", "loss", "spread", "trace", "curvature"):
             means[name, what] = mean = np.mean([curve[what] for curve in curves], axis=0)
-            figures[f"{name}_{what}_positive"] = float(mean[lambdas > 0].mean())
-            figures[f"{name}_{what}_negative"] = float(mean[lambdas < 0].mean())
-    return figures | {
+            metrics[f"{name}_{what}_positive"] = float(mean[lambdas > 0].mean())
+            metrics[f"{name}_{what}_negative"] = float(mean[lambdas < 0].mean())
+    return metrics | {
         "signs_error_at_1": float(means["signs", "error"][-1]),
         "signs_error_at_minus_1": float(means["signs", "error"][0]),
-        "signs_error_gap": figures["signs_error_negative"] - figures["signs_error_positive"],
-        "largest_trace_ratio": figures["signs_largest_trace_ratio"],
-        "signs_trace_ratio": figures["signs_trace_positive"] / figures["signs_trace_negative"],
+        "signs_error_gap": metrics["signs_error_negative"] - metrics["signs_error_positive"],
+        "largest_trace_ratio": metrics["signs_largest_trace_ratio"],
+        "signs_trace_ratio": metrics["signs_trace_positive"] / metrics["signs_trace_negative"],
         "signs_trace_spearman": float(spearmanr(lambdas, means["signs", "trace"])[0]),
-        "raw_error_gap": abs(figures["raw_error_negative"] - figures["raw_error_positive"]),
+        "raw_error_gap": abs(metrics["raw_error_negative"] - metrics["raw_error_positive"]),
     }
 
 
@@ -242,7 +242,7 @@ def softmax_demo(quick: bool) -> Figures:
     },
     expected=Verdict.DOES_NOT_HOLD,
 )
-def relu_demo(quick: bool) -> Figures:
+def relu_demo(quick: bool) -> Metrics:
     """Return steps of means, deciles and shares above 0, over 10,000 draws for each of 20 h (quick: 5).
 
     Paper: section 5 (ReLU demonstration): h in R^d from G(0, 1), w = 0.1 h + delta, 10,000 draws of delta; (w + lambda
@@ -286,7 +286,7 @@ def relu_demo(quick: bool) -> Figures:
     expected=Verdict.IN_PART,
     plays=trainings(5, 2),
 )
-def activation_confusion(quick: bool, where: Where = AT_HOME) -> Figures:
+def activation_confusion(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return fractions of features whose state stays the same, over 5 networks and 5 noise draws each (quick: 2 and 2).
 
     Paper: section 5: the confusion matrix of active and inactive hidden features of theta_f and theta_f + lambda |eps|

@@ -19,7 +19,7 @@ from fedsign.landscape.directions import NOISES, SPECIAL, Scaling
 from fedsign.landscape.groups import GROUPS
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.cnn import cnn
-from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, part, recipe
+from simulations.recipes.base import Metrics, Verdict, above, at_least, at_most, part, recipe
 from simulations.recipes.cells import averages, mean_interval, paired_difference
 from simulations.recipes.valleys.networks import errors_along, networks, trainings
 from simulations.recipes.where import AT_HOME, Where
@@ -46,7 +46,7 @@ _ONE_SIDED = ("gaussian_1", "uniform_01", "binary", "ones")
     expected=Verdict.DOES_NOT_HOLD,
     plays=trainings(10, 4),
 )
-def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Figures:
+def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries of the seven kinds of noise over 10 networks and 3 draws each (quick: 4 and 1), s = 1.
 
     Paper: Figures 2 and 3: raw, the noises are near symmetric, the last four slightly asymmetric with BatchNorm; with
@@ -66,11 +66,11 @@ def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Figures:
             for name in NOISES:
                 found[f"{kind}_{name}"].append(fmean(errors[name]["asymmetry"] for errors in drawn))
     with_signs = [values for name, values in found.items() if name.startswith("signs_")]
-    figures = averages(found)
-    return figures | {
+    metrics = averages(found)
+    return metrics | {
         "smallest_with_signs": min(map(fmean, with_signs)),
         "smallest_low_with_signs": min(map(low, with_signs)),
-        "largest_raw_of_one_sign": max(abs(figures[f"raw_{name}"]) for name in _ONE_SIDED),
+        "largest_raw_of_one_sign": max(abs(metrics[f"raw_{name}"]) for name in _ONE_SIDED),
     }
 
 
@@ -96,7 +96,7 @@ def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Figures:
     expected=Verdict.HOLDS,
     plays=trainings(5, 2),
 )
-def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
+def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return errors on both sides by the fraction of signs, s = 2: 5 networks, 5 draws each (quick: 2, fewer).
 
     Paper: Figure 4: Gaussian noise, of which a fraction r of the elements gets the signs of theta_f. The mean test
@@ -136,7 +136,7 @@ def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
     expected=Verdict.DOES_NOT_HOLD,
     plays=trainings(10, 3),
 )
-def valley_special_directions(quick: bool, where: Where = AT_HOME) -> Figures:
+def valley_special_directions(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries of the six special directions over 10 networks (quick: 3), s = 1.
 
     Paper: Figure 5: theta_0, theta_f, sign(theta_f), sign(theta_f - mu) asymmetric; sgp(theta_f), sgp(theta_f - mu)
@@ -147,14 +147,14 @@ def valley_special_directions(quick: bool, where: Where = AT_HOME) -> Figures:
     for subject in networks(3 if quick else 10, where=where):
         for name, errors in errors_along(subject, *SPECIAL, scale=1.0).items():
             found[name].append(errors["asymmetry"])
-    figures = averages(found)
+    metrics = averages(found)
     of_signs = ("final", "sign", "sign_centred")
-    return figures | {
-        "initial_size": abs(figures["initial"]),
+    return metrics | {
+        "initial_size": abs(metrics["initial"]),
         "initial_standard_error": stdev(found["initial"]) / len(found["initial"]) ** 0.5,
-        "smallest_of_signs": min(figures[name] for name in of_signs),
+        "smallest_of_signs": min(metrics[name] for name in of_signs),
         "smallest_low_of_signs": min(low(found[name]) for name in of_signs),
-        "largest_of_sgp": max(abs(figures[name]) for name in ("sgp", "sgp_centred")),
+        "largest_of_sgp": max(abs(metrics[name]) for name in ("sgp", "sgp_centred")),
     }
 
 
@@ -194,7 +194,7 @@ _TITLES = {"lr": "the learning rate", "batch": "the batch size", "weight_decay":
     expected=Verdict.IN_PART,
     plays=trainings(5 * len(_SETTINGS), len(_SETTINGS)),
 )
-def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Figures:
+def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries and mean errors on both sides, over 5 networks and 3 draws each (quick: 1 and 2), s = 1.
 
     Paper: appendix: lr {0.1, 0.003}, batches {32, 2048}, weight decay {1e-3, 1e-5}. They change a valley's width, not
@@ -220,16 +220,16 @@ def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Figures:
             asymmetries[name].append(fmean(errors["asymmetry"] for errors in drawn))
             sides = [(errors["mean_positive"] + errors["mean_negative"]) / 2 - errors["centre"] for errors in drawn]
             rises[name].append(fmean(sides))
-    figures = {f"{name}_asymmetry": value for name, value in averages(asymmetries).items()}
-    figures |= {f"{name}_rise": value for name, value in averages(rises).items()}
-    figures["smallest_asymmetry"] = min(fmean(values) for values in asymmetries.values())
-    figures["mean_asymmetry"] = fmean(fmean(values) for values in asymmetries.values())
-    figures["smallest_low"] = min(map(low, asymmetries.values()))
+    metrics = {f"{name}_asymmetry": value for name, value in averages(asymmetries).items()}
+    metrics |= {f"{name}_rise": value for name, value in averages(rises).items()}
+    metrics["smallest_asymmetry"] = min(fmean(values) for values in asymmetries.values())
+    metrics["mean_asymmetry"] = fmean(fmean(values) for values in asymmetries.values())
+    metrics["smallest_low"] = min(map(low, asymmetries.values()))
     for name, (first, second) in _PAIRS.items():
         difference = paired_difference(rises[first], rises[second])
-        figures[f"{name}_width_low"] = max(difference["difference_low"], -difference["difference_high"])
-        figures[f"{name}_narrower_low"] = difference["difference_low"]
-    return figures
+        metrics[f"{name}_width_low"] = max(difference["difference_low"], -difference["difference_high"])
+        metrics[f"{name}_narrower_low"] = difference["difference_low"]
+    return metrics
 
 
 _CNN: dict[str, Any] = {"model": {"name": "cnn"}, "rounds": 15}
@@ -250,7 +250,7 @@ _CNN: dict[str, Any] = {"model": {"name": "cnn"}, "rounds": 15}
     expected=Verdict.HOLDS,
     plays=trainings(5, 1, _CNN),
 )
-def valley_parameter_groups(quick: bool, where: Where = AT_HOME) -> Figures:
+def valley_parameter_groups(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries over 5 networks and 3 draws each (quick: 1 and 1), s = 1; `..._low`: of the 95 % interval.
 
     Paper: torchvision's ResNeXt101 with ImageNet: noise with the model's signs on ALL, CLF, FEAT, LAYER1, CONV or BN
@@ -293,8 +293,8 @@ _POSITIVE = ("ones_norms", "uniform_norms", "ones_filter", "uniform_filter")
         "symmetric where they began on both sides."
     ),
     *(
-        part(f"BatchNorm's weights that began {began} are all above 0 after the training", at_least(1.0, figure))
-        for began, figure in {"at 1": "ones_share_above_0", "from U(0, 1)": "uniform_share_above_0"}.items()
+        part(f"BatchNorm's weights that began {began} are all above 0 after the training", at_least(1.0, metric))
+        for began, metric in {"at 1": "ones_share_above_0", "from U(0, 1)": "uniform_share_above_0"}.items()
     ),
     part(
         "noise of {0, 1} on BatchNorm's weights that began at 1 or from U(0, 1) is asymmetric, under both scalings",
@@ -316,7 +316,7 @@ _POSITIVE = ("ones_norms", "uniform_norms", "ones_filter", "uniform_filter")
     plays=trainings(15, 3, _CNN),
     takes_model=False,
 )
-def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Figures:
+def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries over 5 networks and 3 draws each (quick: 1 and 2), s = 2, norm- and filter-norm-scaled.
 
     Paper: Figure 6: weights that start at 1 or from U(0, 1) stay positive, so {0, 1} noise has their signs and is
@@ -334,10 +334,10 @@ def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Figures:
             for draw, (name, scaling) in product(range(2 if quick else 3), scalings.items()):
                 errors = errors_along(subject, "binary", scale=2.0, draw=draw, group=group, scaling=scaling)
                 found[f"{begin}_{name}"].append(errors["binary"]["asymmetry"])
-    figures = averages(found)
-    return figures | {
-        "smallest_of_positive": min(figures[name] for name in _POSITIVE),
-        "largest_of_gaussian": max(abs(figures[f"gaussian_{name}"]) for name in scalings),
+    metrics = averages(found)
+    return metrics | {
+        "smallest_of_positive": min(metrics[name] for name in _POSITIVE),
+        "largest_of_gaussian": max(abs(metrics[f"gaussian_{name}"]) for name in scalings),
     }
 
 

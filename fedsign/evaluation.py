@@ -37,7 +37,7 @@ class Evaluation:
     numerics: Numerics
     vocabulary_size: int | None
 
-    def figures(self, model: nn.Module, samples: AnySamples, *, num_threads: int) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, samples: AnySamples, *, num_threads: int) -> dict[str, float]:
         """Loss and metrics by name; `num_threads` applies to CPUs only."""
         targets = samples.targets
         with torch.no_grad(), self.numerics.repeatable():
