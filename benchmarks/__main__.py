@@ -90,7 +90,7 @@ def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float
             "repetitions": max(len(record.plays) for record in records),
             "warm_up": {"repetitions": 0 if given.no_warm_up else 1, "rounds": work.warm_up_rounds},
             "machine": before,
-            "learnt_from": {"min_accuracy": work.min_accuracy, "loss_tolerance": work.loss_tolerance},
+            "learned_from": {"min_accuracy": work.min_accuracy, "loss_tolerance": work.loss_tolerance},
             "arithmetic": floor,
             "rows": summarized(work, records),
         }

@@ -15,6 +15,7 @@ from benchmarks.players import BARE, FLOOR, LARGE_MODELS, PLAYERS
 from benchmarks.rooms import ROOMS
 from benchmarks.tables import MISSING, Result, measured_on, ms, table
 from benchmarks.works import all_works
+from fedsign.former_names import current_record
 from fedsign.report import figures
 from fedsign.report.chart import Axis, Chart, Series, bar_chart
 from fedsign.storage.disk import write_text
@@ -38,7 +39,7 @@ same torch, and
 with one thread for each process that computes. One repetition warms up and is dropped, and the first rounds of each \
 too.
 
-All train the same clients on the same batches from the same first parameters. *Learnt* says that the accuracy has \
+All train the same clients on the same batches from the same first parameters. *Learned* says that the accuracy has \
 passed the
 work's threshold and, where nothing is drawn at random, that the loss is the bare loop's to the work's tolerance.
 
@@ -101,7 +102,7 @@ def _picture(result: Result) -> str:
 def read_results() -> list[Result]:
     """Read the results of `python -m benchmarks`, in the order of the workloads."""
     order = [*all_works(), *SECTIONS]
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in result_files()]
+    found = [current_record(json.loads(path.read_text(encoding="utf-8"))) for path in result_files()]
     return sorted(found, key=lambda result: (result.get("device", ""), order.index(result["work"])))
 
 
@@ -130,7 +131,7 @@ def _section(result: Result, has_picture: bool) -> str:
         "MB",
         "loss",
         "accuracy",
-        "learnt",
+        "learned",
         "repeats",
     )
     parts.append(table(head, [_row(row) for row in rows], left=1))
@@ -148,7 +149,7 @@ def _row(row: Result) -> list[str]:
     if "not_played" in row:
         return [title, "not played", *[MISSING] * 12]
     ratio, round_s = row["ratio_to_bare_loop"], row["round_s"]
-    learnt = row["learnt"] and row.get("agrees", True)
+    learned = row["learned"] and row.get("agrees", True)
     return [
         title,
         f"{ratio['median']:.2f}",
@@ -162,7 +163,7 @@ def _row(row: Result) -> list[str]:
         str(row["peak_mb"]),
         f"{row['loss']:.4f}",
         f"{row['accuracy']:.3f}",
-        "yes" if learnt else "**no**",
+        "yes" if learned else "**no**",
         {True: "yes", False: "no", None: MISSING}[row["same_every_time"]],
     ]
 
@@ -294,7 +295,7 @@ def _point(result: Result, players: Iterable[tuple[str, str]], cell: Any) -> lis
 
 
 def _round_cell(row: Result) -> str:
-    unsure = "" if row["learnt"] and row.get("agrees", True) else " (not learnt)"
+    unsure = "" if row["learned"] and row.get("agrees", True) else " (not learned)"
     return f"{ms(_median_s(row))} ({row['ratio_to_bare_loop']['median']:.2f}){unsure}"
 
 

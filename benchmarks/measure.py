@@ -174,7 +174,7 @@ def _row(work: Work, record: Record, bare: Record) -> Result:
         "peak_mb": round(max(each["peak_bytes"] for each in plays) / 1e6),
         "loss": last["loss"],
         "accuracy": last["accuracy"],
-        "learnt": last["accuracy"] >= work.min_accuracy,
+        "learned": last["accuracy"] >= work.min_accuracy,
         "same_every_time": len({each["loss"] for each in plays}) == 1 if len(plays) > 1 else None,
         "threads": last["threads"],
         "versions": last["versions"],

@@ -105,7 +105,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def _api() -> str:
     from fedsign.extensions import python_api
 
-    names = [*python_api(), *(f"analyse.{name}" for name in python_api("fedsign.analyse"))]
+    names = [*python_api(), *(f"analyze.{name}" for name in python_api("fedsign.analyze"))]
     return "\n".join(
         ["# Python API", "", "`import fedsign` imports neither torch nor Flower.", *_documented("fedsign", names)]
     )

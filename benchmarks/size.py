@@ -76,7 +76,7 @@ def edges() -> Iterator[Edge]:
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     files = modules()
     for user, file in files.items():
-        if user in ("fedsign", "fedsign.analyse"):
+        if user in ("fedsign", "fedsign.analyze"):
             continue
         for used in graph.find_modules_directly_imported_by(user):
             yield Edge(user=user, used=used, is_import=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedsign.former_names import current_record
 from fedsign.report.wording import figure, plural
 
 Result = dict[str, Any]
@@ -12,7 +13,8 @@ MISSING = "–"
 def metrics_of(result: Result) -> Result:
     """What was measured, also under the former key."""
     found: Result = result["metrics"] if "metrics" in result else result["figures"]  # the former key
-    return found
+    renamed: Result = current_record(found)
+    return renamed
 
 
 def measured_on(result: Result) -> str:

@@ -10,7 +10,7 @@ The API is imported lazily: `import fedsign` imports neither torch nor Flower.
 
 from typing import TYPE_CHECKING, Any
 
-from fedsign import analyse as analyse
+from fedsign import analyze as analyze
 from fedsign._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     from fedsign.extensions import load, python_api
 
+    if name == "analyse":  # the former name of analyze
+        import importlib
+
+        return importlib.import_module("fedsign.analyse")  # the former name
     if name in python_api():
         return load(python_api()[name])
     raise AttributeError(f"module 'fedsign' has no attribute '{name}'")
@@ -34,4 +38,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from fedsign.extensions import python_api
 
-    return sorted(["__version__", "analyse", *python_api()])
+    return sorted(["__version__", "analyze", *python_api()])

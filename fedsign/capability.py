@@ -32,7 +32,7 @@ class Capability:
     # path in the configuration -> a new table, or keys for a table of the core
     sections: Mapping[str, str] = field(default_factory=dict)
     columns: tuple[str, ...] = ()  # keys that it adds to a record of rounds.jsonl
-    commands: Mapping[str, str] = field(default_factory=dict)  # "analyse signs" -> a Typer app or a function
+    commands: Mapping[str, str] = field(default_factory=dict)  # "analyze signs" -> a Typer app or a function
     api: Mapping[str, str] = field(default_factory=dict)  # name in `fedsign`, the Python API -> target
     extends: Mapping[str, str] = field(default_factory=dict)  # extension point (`fedsign.extensions`) -> target
     # configurations that use it, by name: see docs/capabilities.md

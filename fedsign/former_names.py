@@ -17,6 +17,16 @@ KEYS = {
     "data.normalise": "data.normalize",
     "parameterisation": "parameterization",
 }  # path of a key or a table -> its name
+COMMANDS = {"analyse": "analyze"}  # groups of commands
+RECORDS = {  # in results: keys, and texts that are names
+    "centre": "center",
+    "own_centre": "own_center",
+    "learnt": "learned",
+    "learnt_from": "learned_from",
+    "sign_centred": "sign_centered",
+    "sgp_centred": "sgp_centered",
+    **{f"learnt_{what}": f"learned_{what}" for what in ("gamma", "loss", "accuracy", "minus_grid", "minus_start")},
+}
 
 
 def warn(former: str, name: str, *, stacklevel: int = 3) -> None:
@@ -68,6 +78,27 @@ def former_tree(tree: Mapping[str, Any]) -> Mapping[str, Any]:
         if _holds(tree, name):
             tree = _renamed(tree, name.split("."), former.rpartition(".")[2])
     return tree
+
+
+def current_record(value: Any) -> Any:
+    """A result as it was read, under the current names.
+
+    >>> current_record({"centre": 0.5, "rows": [{"direction": "sgp_centred"}]})
+    {'center': 0.5, 'rows': [{'direction': 'sgp_centered'}]}
+    """
+    if isinstance(value, Mapping):
+        return {RECORDS.get(key, key): current_record(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [current_record(item) for item in value]
+    return RECORDS.get(value, value) if isinstance(value, str) else value
+
+
+def current_name(name: str) -> str:
+    """A name that is given by hand, such as a direction's; of a former one there is a warning."""
+    if name not in RECORDS:
+        return name
+    warn(name, RECORDS[name])
+    return RECORDS[name]
 
 
 def import_under(former: str, package: str) -> None:

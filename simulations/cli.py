@@ -19,10 +19,12 @@ from fedsign.capabilities import CAPABILITIES
 from fedsign.companions import import_packages
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.extensions import load
+from fedsign.former_names import COMMANDS, KEYS, warn
 from simulations.options import ConfigArgument, JsonOption, RunArgument, SetOption, ShowConfigOption, Stopped
 from simulations.printing import escaped, print_json, print_summary, print_table, run_row
 
 TRACEBACK = "FEDSIGN_TRACEBACK"  # environment variable: show tracebacks
+_FORMER = {name: former for former, name in KEYS.items()}  # tables are names of commands, too
 STOPPED = 130  # exit code of a command stopped by Ctrl-C
 
 app = typer.Typer(
@@ -36,7 +38,7 @@ app = typer.Typer(
 )
 
 _GROUPS = {  # command groups of capabilities; a group without commands is not shown
-    "analyse": "Analyze a model: loss valleys, linear interpolation, signs, curvature.",
+    "analyze": "Analyze a model: loss valleys, linear interpolation, signs, curvature.",
     "estimate": "Estimate the cost of training before running it.",
     "tune": "Tune hyperparameters by search or by gradients.",
 }
@@ -217,6 +219,25 @@ def _add_commands() -> None:
             parent.add_typer(command, name=name)
         else:
             parent.command(name)(command)
+    for former, name in COMMANDS.items():
+        if name in groups:
+            app.add_typer(_former_group(former, name, groups[name]), name=former, hidden=True)
+
+
+def _former_group(former: str, name: str, group: typer.Typer) -> typer.Typer:
+    """The same commands under the former name of their group, and of themselves."""
+    renamed = typer.Typer(no_args_is_help=True)
+
+    @renamed.callback()
+    def warned() -> None:
+        """Former name."""
+        warn(f"fedsign {former}", f"fedsign {name}")
+
+    for command in group.registered_commands:
+        if command.callback is not None:
+            for own in {command.name, _FORMER.get(command.name or "", command.name)}:
+                renamed.command(own)(command.callback)
+    return renamed
 
 
 _add_commands()

@@ -44,7 +44,7 @@ ROUNDS = {"w1": 40, "w2": 3}
 
 def directions_of(landscape: Landscape, num: int) -> list[Tensor]:
     """Draw Gaussian noise with the model's signs."""
-    layout, theta = landscape.layout, landscape.centre
+    layout, theta = landscape.layout, landscape.center
     return [
         scaled(layout, with_signs(noise("gaussian", layout.size, seed=0, index=draw), theta), theta, Scaling.NORM)
         for draw in range(num)
@@ -66,14 +66,14 @@ def mlp_valley() -> dict[str, Callable[[], object]]:
     def loop() -> object:
         landscape = Landscape(model, workload.task, samples)
         parameters = [*plain.parameters()]
-        centre = [parameter.clone() for parameter in parameters]
+        center = [parameter.clone() for parameter in parameters]
         found = []
         with torch.no_grad():
             for direction in directions_of(landscape, 2):
                 parts = [*landscape.layout.tensors(direction).values()]
                 for scale in SCALES:
                     for at in lambdas_of(41):
-                        for parameter, begin, step in zip(parameters, centre, parts, strict=True):
+                        for parameter, begin, step in zip(parameters, center, parts, strict=True):
                             parameter.copy_(begin + float(at) * scale * step)
                         outputs = plain(samples.features)
                         loss = nn.functional.cross_entropy(outputs, samples.targets).item()

@@ -60,9 +60,9 @@ def gradient_and_tangents(
         a_t += bias_t[:, None, :, None, None]
         open_ = (a > 0).to(a.dtype)
         a, a_t = a * open_, a_t * open_
-        centred = a - _mean(a)
-        r = torch.rsqrt(_mean(centred * centred) + EPSILON)
-        h = centred * r
+        centered = a - _mean(a)
+        r = torch.rsqrt(_mean(centered * centered) + EPSILON)
+        h = centered * r
         # h = (a - mean(a)) r with r = (var(a) + epsilon)^(-1/2), so dh = r (da - mean(da) - h mean(h da)).
         growth = _mean(h * a_t)
         h_t = r * (a_t - _mean(a_t) - h * growth)

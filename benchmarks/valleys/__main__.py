@@ -20,7 +20,7 @@ PAGE, IMAGES = ROOT / "docs" / "valleys.md", ROOT / "docs" / "images"
 RESULTS = ROOT / "benchmarks" / "valleys" / "results"
 TITLES = {"valley-resnet20": "ResNet-20, with BatchNorm", "valley-vgg8": "VGG8, without BatchNorm"}
 SAMPLES, DRAWS, POINTS, SURFACE_POINTS = 500, 3, 21, 25
-_valley = partial(fedsign.analyse.valley, scales=(1.0,), samples=SAMPLES)
+_valley = partial(fedsign.analyze.valley, scales=(1.0,), samples=SAMPLES)
 _KINDS = {
     "raw": partial(_valley, directions=tuple(NOISES), draws=DRAWS, points=POINTS),
     "signs": partial(_valley, directions=tuple(NOISES), draws=DRAWS, points=POINTS, signs=1.0),

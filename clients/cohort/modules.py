@@ -121,11 +121,11 @@ def _batch_norm(module: _Norm, batch: Batch, x: Tensor) -> Tensor:
     weights = (batch.weights / pixels).view(-1, 1, *ones)
     dims = [0, *range(2, x.dim())]
     mean = (x * weights).sum(dims, keepdim=True)
-    centred = x - mean
-    variance = (centred.square() * weights).sum(dims, keepdim=True)
+    centered = x - mean
+    variance = (centered.square() * weights).sum(dims, keepdim=True)
     if module.training and module.track_running_stats:
         _move(module, batch.count * pixels, mean.detach().flatten(), variance.detach().flatten())
-    normal = centred * (variance + module.eps).rsqrt()
+    normal = centered * (variance + module.eps).rsqrt()
     if not module.affine:
         return normal
     return torch.addcmul(module.bias.view(-1, *ones), normal, module.weight.view(-1, *ones))

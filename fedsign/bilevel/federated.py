@@ -102,7 +102,7 @@ def raw_of(name: str, value: Tensor) -> Tensor:
     """
     if not bool((value > 0).all()):
         raise ConfigError(
-            f"{name}={value.tolist()} was given as the start of what is to be learnt; expected a number above 0."
+            f"{name}={value.tolist()} was given as the start of what is to be learned; expected a number above 0."
         )
     if name == WEIGHTS:
         return value.log()

@@ -218,9 +218,9 @@ class InstanceNorm(Layer):
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
         """h = (x - mean) r with r = 1 / sqrt(var + epsilon)."""
-        centred = x - _mean(x)
-        r = torch.rsqrt(_mean(centred.square()) + self.epsilon)
-        h = centred * r
+        centered = x - _mean(x)
+        r = torch.rsqrt(_mean(centered.square()) + self.epsilon)
+        h = centered * r
         return torch.addcmul(weights[1], h, weights[0]), (h, r)
 
     def forward_tangent(self, passed: Passed, weights_t: Parts, x_t: Tensor) -> tuple[Tensor, Kept]:

@@ -14,10 +14,10 @@ CAPABILITY = Capability(
         "landscape": "models are vectors and groups of parameters there",
     },
     commands={
-        "analyse signs": "simulations.signs.command:signs",
+        "analyze signs": "simulations.signs.command:signs",
     },
     api={
-        "analyse.signs": "simulations.signs.pairs:signs",
+        "analyze.signs": "simulations.signs.pairs:signs",
     },
     extends={
         "report_section": "fedsign.signs.report:section",

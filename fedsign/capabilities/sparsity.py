@@ -66,8 +66,8 @@ CAPABILITY = Capability(
     },
     moved={"fedsign.optim.packed": "fedsign.parameterization.packed"},
     commands={
-        "analyse coordinates": "simulations.sparsity.command:coordinates",
-        "analyse parameterization": "simulations.sparsity.command:parameterization",
+        "analyze coordinates": "simulations.sparsity.command:coordinates",
+        "analyze parameterization": "simulations.sparsity.command:parameterization",
         "tune transfer": "simulations.sparsity.command:transfer",
     },
     files=("docs/how-to/sparse-clients.md",),

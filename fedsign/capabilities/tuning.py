@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="one experiment's settings searched, beside settings learnt by gradients at equal compute",
+    purpose="one experiment's settings searched, beside settings learned by gradients at equal compute",
     modules=("simulations.tuning",),
     requires={
         "comparison": "the search, its runs on disk and the page",

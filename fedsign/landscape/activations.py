@@ -27,17 +27,17 @@ from fedsign.seeding import Purpose, generator
 
 
 def activation_confusion(
-    model: nn.Module, layout: Layout, centre: Tensor, moved: Tensor, features: Tensor, *, batch: int = 512
+    model: nn.Module, layout: Layout, center: Tensor, moved: Tensor, features: Tensor, *, batch: int = 512
 ) -> Tensor:
     """Counts [2, 2] of (sample, feature) at the input of the model's head, for models [D] in evaluation mode.
 
-    Rows refer to `centre`, columns to `moved`; inactive first, then active.
+    Rows refer to `center`, columns to `moved`; inactive first, then active.
     """
     counts, model = torch.zeros(4, dtype=torch.int64), copy.deepcopy(model).eval()
     with torch.no_grad():
         for part in features.split(batch):
             before, after = (
-                forward_with_features(model, layout.tensors(point), part)[1] > 0 for point in (centre, moved)
+                forward_with_features(model, layout.tensors(point), part)[1] > 0 for point in (center, moved)
             )
             # codes 0-3 for (inactive, active) before and after
             counts += torch.bincount((2 * before + after.long()).flatten().cpu(), minlength=4)

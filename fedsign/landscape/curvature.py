@@ -28,16 +28,16 @@ class Curvature:
     def __init__(self, model: nn.Module, task: Task, samples: Samples, *, batch: int = 1024) -> None:
         """`batch` limits memory; results depend on it only by rounding."""
         self.layout = Layout.of(model)
-        self.centre = self.layout.vector(dict(model.named_parameters()))
+        self.center = self.layout.vector(dict(model.named_parameters()))
         self._model, self._task, self._samples, self._batch = copy.deepcopy(model).eval(), task, samples, batch
 
     def gradient(self) -> Tensor:
         """The gradient of the mean loss, [D]."""
-        return self._mean(lambda loss: grad(loss)(self.centre))
+        return self._mean(lambda loss: grad(loss)(self.center))
 
     def product(self, vector: Tensor) -> Tensor:
         """H v, [D].  Reverse over reverse mode, which more of torch's operators support than forward over reverse."""
-        return self._mean(lambda loss: vjp(grad(loss), self.centre)[1](vector)[0])
+        return self._mean(lambda loss: vjp(grad(loss), self.center)[1](vector)[0])
 
     def trace(self, *, draws: int = 32, seed: int = 0) -> tuple[float, float | None]:
         """Hutchinson's estimate: the mean over draws, and its standard error (None for a single draw).
@@ -51,7 +51,7 @@ class Curvature:
         found = []
         for _ in range(draws):
             # random signs have the smallest variance among vectors of independent elements with E[v v^T] = I
-            signs = torch.from_numpy(rng.choice([-1.0, 1.0], size=self.layout.size)).to(self.centre)
+            signs = torch.from_numpy(rng.choice([-1.0, 1.0], size=self.layout.size)).to(self.center)
             found.append(float(signs.double() @ self.product(signs).double()))
         error = float(np.std(found, ddof=1)) / draws**0.5 if draws > 1 else None
         return float(np.mean(found)), error
@@ -79,12 +79,12 @@ class Curvature:
         return low, high
 
     def _matvec(self, vector: Array) -> Array:
-        found: Array = self.product(torch.from_numpy(vector.reshape(-1)).to(self.centre)).double().cpu().numpy()
+        found: Array = self.product(torch.from_numpy(vector.reshape(-1)).to(self.center)).double().cpu().numpy()
         return found
 
     def _mean(self, of: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> Tensor:
         """The mean over batches of a quantity linear in the loss, weighted by the terms in each batch's loss."""
-        total = torch.zeros_like(self.centre)
+        total = torch.zeros_like(self.center)
         features, targets = self._samples.features, self._samples.targets
         num = num_terms(self._task, targets)
         for x, y in zip(features.split(self._batch), targets.split(self._batch), strict=True):

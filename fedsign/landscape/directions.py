@@ -108,9 +108,9 @@ SPECIAL: Mapping[str, str] = {
     "initial": "θ₀",
     "final": "θf",
     "sign": "sign(θf)",
-    "sign_centred": "sign(θf - μ)",
+    "sign_centered": "sign(θf - μ)",
     "sgp": "sgp(θf)",
-    "sgp_centred": "sgp(θf - μ)",
+    "sgp_centered": "sgp(θf - μ)",
 }
 """Name -> the paper's formula."""
 
@@ -121,8 +121,8 @@ def special(name: str, layout: Layout, theta: Tensor, initial: Tensor | None = N
     Raises:
         ConfigError: the name is unknown, or the initial model is needed but not known.
     """
-    base = centred(layout, theta) if name.endswith("_centred") else theta
-    match name.removesuffix("_centred"):
+    base = centered(layout, theta) if name.endswith("_centered") else theta
+    match name.removesuffix("_centered"):
         case "initial":
             if initial is None:
                 raise ConfigError(
@@ -140,7 +140,7 @@ def special(name: str, layout: Layout, theta: Tensor, initial: Tensor | None = N
             raise ConfigError(f"direction '{name}' is not known.{one_of(name, SPECIAL)}.")
 
 
-def centred(layout: Layout, theta: Tensor) -> Tensor:
+def centered(layout: Layout, theta: Tensor) -> Tensor:
     """theta minus the mean of each parameter tensor."""
     return torch.cat([theta[place] - theta[place].mean() for place in layout.places().values()])
 

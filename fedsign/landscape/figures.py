@@ -16,7 +16,7 @@ from fedsign.report.wording import figure as in_words
 
 COLOR_OF = (
     *("gaussian", "uniform", "ternary", "gaussian_1", "uniform_01", "binary", "ones"),
-    *("initial", "final", "sign", "sign_centred", "sgp", "sgp_centred"),
+    *("initial", "final", "sign", "sign_centered", "sgp", "sgp_centered"),
 )
 """Directions in the order of their colors, so each has the same color in all charts."""
 
@@ -70,7 +70,7 @@ def valley_charts(found: Found, what: str) -> list[Chart]:
     means = {line.label: line.independent.mean(0) for line in lines}
     seen = _seen(np.stack([*means.values()]), _tallest(found.arrays[what]))
     y = value_axis([0.0, *seen], label=f"test {what}", percent=what == "error")
-    own = found.facts.get("own_centre", {}).get(what)
+    own = found.facts.get("own_center", {}).get(what)
     looks = {line.color % len(COLORS) for line in lines}
     are_thin = sum(len(line.drawn) > 1 for line in lines) <= _MOST_THIN
     charts = []
@@ -119,7 +119,7 @@ def _lambda(found: Found, scale: float) -> str:
     unit = length(found.facts)
     times = "" if scale == 1 else f"{scale:g} "
     units = f" (in units of {times}{unit})" if unit else ""
-    return f"λ{units}{', recalibrated' if 'own_centre' in found.facts else ''}"
+    return f"λ{units}{', recalibrated' if 'own_center' in found.facts else ''}"
 
 
 def _about(found: Found, what: str, lines: Sequence[_Line], *, are_thin: bool) -> str:
@@ -130,17 +130,17 @@ def _about(found: Found, what: str, lines: Sequence[_Line], *, are_thin: bool) -
         told += [_BANDS, *([_THIN] if are_thin else [])]
     if any(row.get("is_paired") for row in found.rows):
         told.append(_PAIRS)
-    return " ".join([*told, centre_in_words(found, what)]).strip()
+    return " ".join([*told, center_in_words(found, what)]).strip()
 
 
-def centre_in_words(found: Found, what: str) -> str:
+def center_in_words(found: Found, what: str) -> str:
     """With BatchNorm, the difference between the recalibrated and the evaluated model; otherwise empty."""
-    own = found.facts.get("own_centre", {}).get(what)
+    own = found.facts.get("own_center", {}).get(what)
     if own is None:
         return ""
     return (
         f"At each point BatchNorm's statistics are taken anew of {found.facts['num_statistics']:,} training samples, "
-        f"at the centre too ({in_words(found.facts['centre'][what], percent=what == 'error')}, 'recalibrated'); the "
+        f"at the center too ({in_words(found.facts['center'][what], percent=what == 'error')}, 'recalibrated'); the "
         f"evaluated model, with its own running statistics, has {in_words(own, percent=what == 'error')}."
     )
 

@@ -31,7 +31,7 @@ def between(
         raise ConfigError(f"{points} points from -1 to 2 were asked for, but expected 3 or more.")
     at = np.linspace(-1.0, 2.0, points)
     # the ends and the middle are evaluated explicitly, as `points` need not include them
-    values = landscape.along([second - first], grid([*at.tolist(), 0.0, 0.5, 1.0]), centre=first)
+    values = landscape.along([second - first], grid([*at.tolist(), 0.0, 0.5, 1.0]), center=first)
     figure, found = values.main()
     start, middle, end = found[points:].tolist()
     inside = (at >= 0) & (at <= 1)

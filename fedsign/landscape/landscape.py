@@ -1,6 +1,6 @@
 """Loss and error of a model at many points of its parameter space.
 
-Points are `centre + coefficients @ directions`.  There are two ways to evaluate them, equal up to rounding:
+Points are `center + coefficients @ directions`.  There are two ways to evaluate them, equal up to rounding:
 
 - stacked: several points at once as one model with parameters [P, ...] (`torch.func`), within a memory budget;
 - one by one, in a single working copy of the model: faster for convolutions on a CPU, and for models that
@@ -8,7 +8,7 @@ Points are `centre + coefficients @ directions`.  There are two ways to evaluate
 
 [Note: BatchNorm] At every point, running statistics are reset and recomputed in one pass over `statistics`, and the
 point is evaluated with them (arXiv 2405.12489, section 3.2).  Without `statistics`, the model's own are kept.  The
-centre therefore differs from the model that a run evaluated, and both are shown.  Statistics are unweighted means over
+center therefore differs from the model that a run evaluated, and both are shown.  Statistics are unweighted means over
 batches of `statistics_batch` samples, as in BatchNorm with momentum=None.  Dropout is always off.
 
 D = number of parameters, P = points, K = directions.
@@ -85,7 +85,7 @@ class Landscape:
                     "not diverged."
                 )
         self.layout = Layout.of(model)
-        self.centre = self.layout.vector(dict(model.named_parameters()))
+        self.center = self.layout.vector(dict(model.named_parameters()))
         self._model = copy.deepcopy(model).eval()
         self._task, self._samples, self._max_bytes = task, samples, max_bytes
         norms = [each for each in self._model.modules() if isinstance(each, BATCH_NORMS) and each.track_running_stats]
@@ -107,32 +107,32 @@ class Landscape:
             "num_statistics": sum(map(len, self._statistics)),
         }
 
-    def along(self, directions: Sequence[Tensor], coefficients: Tensor, *, centre: Tensor | None = None) -> Values:
-        """Values at centre + coefficients [P, K] @ directions (K of [D]); the centre defaults to the model."""
-        centre = self.centre if centre is None else centre
-        stack = torch.stack(list(directions)).to(centre)
-        weights = coefficients.to(centre)
+    def along(self, directions: Sequence[Tensor], coefficients: Tensor, *, center: Tensor | None = None) -> Values:
+        """Values at center + coefficients [P, K] @ directions (K of [D]); the center defaults to the model."""
+        center = self.center if center is None else center
+        stack = torch.stack(list(directions)).to(center)
+        weights = coefficients.to(center)
         if self._is_one_by_one:
-            parts = [self._alone(torch.addmv(centre, stack.t(), row)) for row in weights]
+            parts = [self._alone(torch.addmv(center, stack.t(), row)) for row in weights]
         else:
-            parts = [self._stacked(centre, stack, part) for part in weights.split(self._chunk())]
+            parts = [self._stacked(center, stack, part) for part in weights.split(self._chunk())]
         return joined(parts)
 
     def at(self, points: Tensor) -> Values:
         """Values at points [P, D]."""
         return self.along(
-            list(points), torch.eye(len(points), dtype=points.dtype), centre=torch.zeros_like(self.centre)
+            list(points), torch.eye(len(points), dtype=points.dtype), center=torch.zeros_like(self.center)
         )
 
     def _has_slow_convolutions(self) -> bool:
         kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        return self.centre.device.type == "cpu" and any(isinstance(module, kinds) for module in self._model.modules())
+        return self.center.device.type == "cpu" and any(isinstance(module, kinds) for module in self._model.modules())
 
     def _can_be_stacked(self) -> bool:
         """Whether `vmap` supports the model; both ways give the same values, so there is no need for a warning."""
         try:
             with torch.no_grad():
-                points = self.layout.tensors(self.centre.expand(2, -1))
+                points = self.layout.tensors(self.center.expand(2, -1))
                 buffers = {name: buffer.expand(2, *buffer.shape) for name, buffer in self._model.named_buffers()}
                 self._outputs(points, buffers, self._samples.features[:2])
         except RuntimeError:  # raised by torch.func for anything unsupported
@@ -161,11 +161,11 @@ class Landscape:
         for module in self._norms:
             module.eval()
 
-    def _stacked(self, centre: Tensor, directions: Tensor, weights: Tensor) -> Values:
+    def _stacked(self, center: Tensor, directions: Tensor, weights: Tensor) -> Values:
         """Evaluate several points at once."""
         with torch.no_grad():
             # one product for all points, in place of a sum of vectors for each
-            points = torch.addmm(centre, weights, directions)
+            points = torch.addmm(center, weights, directions)
             parameters = self.layout.tensors(points)
             buffers = self._stacked_statistics(parameters, len(points))
             batches = self._batches(len(points))
@@ -194,7 +194,7 @@ class Landscape:
 
     def _values(self, batches: Iterable[Tensor]) -> Values:
         """Values from the outputs [P, b, ...] of all batches, reduced per batch where the task supports it."""
-        task, targets = self._task, self._samples.targets.to(self.centre.device)
+        task, targets = self._task, self._samples.targets.to(self.center.device)
         found: list[Tensor] = []
         start = 0
         for outputs in batches:
@@ -212,14 +212,14 @@ class Landscape:
 
     def _batches(self, num_points: int) -> Iterator[Tensor]:
         features = self._samples.features
-        is_on_cpu = self.centre.device.type == "cpu"
+        is_on_cpu = self.center.device.type == "cpu"
         budget = _CACHE_BYTES * min(num_points, 4) if is_on_cpu else self._max_bytes // 2
         yield from features.split(max(32, budget // max(1, num_points * self._bytes_per_sample)))
 
     def _chunk(self) -> int:
         """Points per stack; half of the budget is for their parameters, up to three copies of them at once."""
-        fitting = max(1, self._max_bytes // 2 // (3 * self.centre.numel() * self.centre.element_size()))
-        return min(fitting, _MOST_ON_A_CPU) if self.centre.device.type == "cpu" else fitting
+        fitting = max(1, self._max_bytes // 2 // (3 * self.center.numel() * self.center.element_size()))
+        return min(fitting, _MOST_ON_A_CPU) if self.center.device.type == "cpu" else fitting
 
 
 def joined(parts: Sequence[Values]) -> Values:

@@ -1,4 +1,4 @@
-"""The section of a run's page with its valleys, if `fedsign analyse` has been run."""
+"""The section of a run's page with its valleys, if `fedsign analyze` has been run."""
 
 from pathlib import Path
 
@@ -33,6 +33,6 @@ def _pictures(kind: str, path: Path) -> list[Picture]:
     found = read_found(path)
     what = "loss" if kind == "trajectory" else measures(found)[0]
     drawn = path.with_name(f"{kind}-{what}.svg")
-    if not drawn.exists() or "centre" not in found.facts:
+    if not drawn.exists() or "center" not in found.facts:
         return []
     return [Picture(title=f"{_PICTURES[kind]}: test {what}", path=drawn, text=in_words_of(found, what))]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.landscape.figures import centre_in_words, length, measures
+from fedsign.landscape.figures import center_in_words, length, measures
 from fedsign.report.analysis import Found
 from fedsign.report.figures import PAGE, Draw, empty
 from fedsign.report.wording import figure as in_words
@@ -88,12 +88,12 @@ def log_levels(low: float, high: float) -> list[float]:
 def in_words_of(found: Found, what: str) -> str:
     """The caption of a picture: what is drawn, the model's metric with its uncertainty, and which model it is."""
     is_path, percent = found.kind == "trajectory", what == "error"
-    centre = found.facts["centre"][what]
+    center = found.facts["center"][what]
     told = [
         f"Test {what} over the plane of "
         f"{'the two principal directions of the training' if is_path else 'two directions'}, in logarithmic heights."
     ]
-    told.append(f"The model: {in_words(centre, percent=percent)}, of {found.facts['num_samples']:,} test samples.")
+    told.append(f"The model: {in_words(center, percent=percent)}, of {found.facts['num_samples']:,} test samples.")
     if percent:
         told.append(
             "Within the dashed line the error is below the upper end of that figure's 95 % interval (Wilson's)."
@@ -103,7 +103,7 @@ def in_words_of(found: Found, what: str) -> str:
             f"The path is a projection: the plane explains {100 * sum(found.facts['explained']):.0f} % of its "
             "variance, so that heights under it are not those of its checkpoints."
         )
-    return " ".join([*told, centre_in_words(found, what)]).strip()
+    return " ".join([*told, center_in_words(found, what)]).strip()
 
 
 def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float]) -> None:
@@ -118,9 +118,9 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
     halo = [withStroke(linewidth=1.8, foreground=_HALO)]
     row, column = np.unravel_index(z.argmin(), z.shape)
     percent = what == "error"
-    centre = in_words(found.facts["centre"][what], percent=percent)
+    center = in_words(found.facts["center"][what], percent=percent)
     marks = [
-        (0.0, 0.0, "+", f"{'recalibrated ' if 'own_centre' in found.facts else ''}model, {centre}"),
+        (0.0, 0.0, "+", f"{'recalibrated ' if 'own_center' in found.facts else ''}model, {center}"),
         (x[column], y[row], "*", f"lowest, {in_words(float(found.arrays[what][row, column]), percent=percent)}"),
     ]
     for at, up, marker, name in marks:
@@ -128,7 +128,7 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
         axes.plot(at, up, marker, color="white", markersize=6, markeredgewidth=edge, path_effects=halo, label=name)
     if percent:
         num = found.facts["num_samples"]
-        interval = binomtest(round(num * found.facts["centre"][what]), num).proportion_ci(method="wilson")
+        interval = binomtest(round(num * found.facts["center"][what]), num).proportion_ci(method="wilson")
         bound = 100 * interval.high
         look: dict[str, Any] = {"path_effects": [withStroke(linewidth=2.4, foreground=_HALO)]}
         around = _contour(axes, (x, y, z), [bound], colors="white", linewidths=1.1, linestyles="dashed")

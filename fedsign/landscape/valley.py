@@ -17,7 +17,7 @@ from fedsign.intervals import Interval, paired_difference
 from fedsign.landscape.landscape import Array, Landscape, Values, grid, joined
 
 RISE = 0.1
-"""The rise above the centre that defines a valley's width: 10 points of error, or 0.1 nats of loss."""
+"""The rise above the center that defines a valley's width: 10 points of error, or 0.1 nats of loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,11 +25,11 @@ class Sides:
     """The two sides of a curve of loss or error.
 
     `mean_*`: mean over lambda from 0 to the end.  `width_*`: the |lambda| at which the curve first rises by `RISE`
-    above the centre; None if it does not.  `asymmetry` = mean_negative - mean_positive; if positive, the positive side
+    above the center; None if it does not.  `asymmetry` = mean_negative - mean_positive; if positive, the positive side
     is the flat one.  Means of curves that are not finite everywhere are not finite either.
     """
 
-    centre: float
+    center: float
     mean_positive: float
     mean_negative: float
     width_positive: float | None
@@ -79,7 +79,7 @@ def sides_of(lambdas: Array, values: Array) -> Sides:
     zero = int(np.flatnonzero(lambdas == 0)[0])
     right, left = (lambdas[zero:], values[zero:]), (-lambdas[zero::-1], values[zero::-1])
     return Sides(
-        centre=float(values[zero]),
+        center=float(values[zero]),
         mean_positive=_mean(*right),
         mean_negative=_mean(*left),
         width_positive=_width(*right),

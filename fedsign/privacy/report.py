@@ -16,7 +16,7 @@ _OF = {
     ),
     "": "The server, which is trusted, clips every update and adds noise to their mean.",
 }
-_NEIGHBOURS = (
+_NEIGHBORS = (
     "(ε, δ) is for one client whose data are replaced by any others; which clients there are, "
     "and that one of them failed, is not "
     "hidden."
@@ -42,7 +42,7 @@ def section(run: Run) -> Section | None:
     if name == "none" or not run.rounds:
         return None
     which = name if name in _OF else ""
-    sentences = [_OF[which], _NEIGHBOURS]
+    sentences = [_OF[which], _NEIGHBORS]
     if part.get("sampling") == "secret":
         sentences.append(_SECRET)
     spent = run.rounds[-1].get("epsilon")

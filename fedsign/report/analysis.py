@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsign.errors import ResultsError
+from fedsign.former_names import current_record
 from fedsign.report import figures
 from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.disk import replace_file, write_text
@@ -86,7 +87,7 @@ def read_found(path: Path) -> Found:
         ResultsError: it cannot be read.
     """
     try:
-        told, _ = read_json(path.read_text(encoding="utf-8"))
+        told = current_record(read_json(path.read_text(encoding="utf-8"))[0])
         with np.load(path.with_suffix(".npz")) as arrays:
             return Found(
                 kind=told["kind"],
@@ -94,10 +95,10 @@ def read_found(path: Path) -> Found:
                 facts=told["facts"],
                 rows=told["curves"],
                 summary=told["summary"],
-                arrays={name: arrays[name] for name in arrays.files},
+                arrays={current_record(name): arrays[name] for name in arrays.files},
             )
     except (OSError, ValueError, KeyError, BadZipFile) as error:
-        raise ResultsError(f"{path} cannot be read ({error}); make it again with 'fedsign analyse'.") from error
+        raise ResultsError(f"{path} cannot be read ({error}); make it again with 'fedsign analyze'.") from error
 
 
 def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

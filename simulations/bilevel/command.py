@@ -71,7 +71,7 @@ def learn(
     method: Annotated[
         str, typer.Option(help="Hypergradient method (see fedsign list hypergradients).")
     ] = "forward_exact",
-    out: Annotated[Path | None, typer.Option(help="Output folder; default: tuning/NAME-learnt.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: tuning/NAME-learned.")] = None,
     toml: Annotated[
         bool, typer.Option("--toml", help="Print only the experiment with the learned settings, as TOML.")
     ] = False,
@@ -91,16 +91,16 @@ def learn(
     def say(step: Any) -> None:
         console.print(f"step {step['step']}/{steps}: loss {step['loss']:.4f}")
 
-    folder = out or Path("tuning") / f"{experiment.name}-learnt"
+    folder = out or Path("tuning") / f"{experiment.name}-learned"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
     found = learning.learn(experiment, asked, on_step=say)
     written = found.write(folder)
-    learnt = learning.learnt_config(experiment, found).to_toml()
-    file = folder / "learnt.toml"
-    write_text(file, learnt)
+    learned = learning.learned_config(experiment, found).to_toml()
+    file = folder / "learned.toml"
+    write_text(file, learned)
     if toml:
-        typer.echo(learnt, nl=False)
+        typer.echo(learned, nl=False)
         return
     remark = f"validation loss {found.facts['loss_before']:.4f} before, {found.facts['loss']:.4f} after\ntoml    {file}"
     print_found(found, [*written, file], _row, remark, as_json=json)
@@ -110,4 +110,4 @@ def _row(row: Any) -> dict[str, str]:
     def shown(value: Any) -> str:
         return " ".join(f"{each:.4g}" for each in (value if isinstance(value, list) else [value]))
 
-    return {"setting": row["setting"], "before": shown(row["before"]), "learnt": shown(row["learnt"])}
+    return {"setting": row["setting"], "before": shown(row["before"]), "learned": shown(row["learned"])}

@@ -71,7 +71,7 @@ class Learning:
         validation = self._workload.dataset.validation
         if validation is None:
             raise ConfigError(
-                "data.validation_fraction=0 was given, but what is learnt is judged by samples that are held out of "
+                "data.validation_fraction=0 was given, but what is learned is judged by samples that are held out of "
                 "training; set data.validation_fraction=0.2."
             )
         self._held_out = validation
@@ -181,7 +181,7 @@ class Learning:
         if not isinstance(value, float | int) or isinstance(value, bool):
             own = [f"{_STRATEGY}{key}" for key, each in vars(self._objective).items() if isinstance(each, float | int)]
             raise ConfigError(
-                f"{name} was given, but what can be learnt of this experiment is "
+                f"{name} was given, but what can be learned of this experiment is "
                 f"{', '.join([*own, LR, WEIGHT_DECAY, WEIGHTS])}."
             )
         return torch.tensor(float(value), dtype=self._dtype)
@@ -198,10 +198,10 @@ class Learning:
 
 def _penalty(objective: Objective, own: Tree, received: Tree, values: Mapping[str, Tensor]) -> Tensor | None:
     """Evaluate the objective's penalty with the learned settings in place of its own."""
-    learnt = {name.removeprefix(_STRATEGY): each for name, each in values.items() if name.startswith(_STRATEGY)}
-    if learnt:
+    learned = {name.removeprefix(_STRATEGY): each for name, each in values.items() if name.startswith(_STRATEGY)}
+    if learned:
         objective = copy.copy(objective)
-        vars(objective).update(learnt)
+        vars(objective).update(learned)
     sizes = {name: tensor.numel() for name, tensor in received.items()}
     context = LocalContext(received=received, state={}, shared={}, unit_displacement=None, sizes=sizes)
     return objective.penalty(own, context)
@@ -223,16 +223,16 @@ def _takes_linear_steps(experiment: Experiment) -> bool:
 
 
 def _only(path: str, value: Any) -> Rule[Experiment]:
-    return Rule(Unless(path, (value,)), f"{{found}}{_LEARNT}{path}={value}")
+    return Rule(Unless(path, (value,)), f"{{found}}{_LEARNED}{path}={value}")
 
 
 # Refused here: what is not a smooth function of the settings, and what the differentiable rounds do not implement.
-_LEARNT = " was given, but settings are learnt only with "
+_LEARNED = " was given, but settings are learned only with "
 _RULES: tuple[Rule[Experiment], ...] = (
     Rule(
         lambda its: not _is_plain(its),
         (
-            f"strategy.name={{config.strategy.name}}{_LEARNT}strategies that serve the clients' mean and keep "
+            f"strategy.name={{config.strategy.name}}{_LEARNED}strategies that serve the clients' mean and keep "
             "nothing (fedavg, fedprox, fedsign)"
         ),
     ),
@@ -246,14 +246,14 @@ _RULES: tuple[Rule[Experiment], ...] = (
     _only("attack.name", "none"),
     _only("server.over_sampling", 0.0),
     _only("engine.precision", "float32"),
-    Rule(lambda its: its.config.get("faults.any", False), f"[faults]{_LEARNT}clients that do not fail on purpose"),
+    Rule(lambda its: its.config.get("faults.any", False), f"[faults]{_LEARNED}clients that do not fail on purpose"),
     Rule(
         lambda its: not _takes_linear_steps(its),
-        f"client.optimizer.name={{config.client.optimizer.name}}{_LEARNT}client.optimizer.name=sgd, without nesterov",
+        f"client.optimizer.name={{config.client.optimizer.name}}{_LEARNED}client.optimizer.name=sgd, without nesterov",
     ),
     Rule(
         lambda its: has_batch_norm(its.model) or dropouts(its.model),
-        f"model.name={{config.model.name}}{_LEARNT}models without BatchNorm and dropout",
+        f"model.name={{config.model.name}}{_LEARNED}models without BatchNorm and dropout",
     ),
 )
 
@@ -266,9 +266,9 @@ def learn(config: ExperimentConfig, asked: Asked, *, on_step: Callable[[Step], N
         found.append(step)
         on_step(step)
     first, last = found[0], found[-1]
-    summary = [{"setting": name, "before": first[name], "learnt": last[name]} for name in asked.names]
+    summary = [{"setting": name, "before": first[name], "learned": last[name]} for name in asked.names]
     return Found(
-        kind="learnt",
+        kind="learned",
         name=config.name,
         facts={
             "names": list(asked.names),
@@ -285,9 +285,9 @@ def learn(config: ExperimentConfig, asked: Asked, *, on_step: Callable[[Step], N
     )
 
 
-def learnt_config(config: ExperimentConfig, found: Found) -> ExperimentConfig:
+def learned_config(config: ExperimentConfig, found: Found) -> ExperimentConfig:
     """Return the experiment with the learned settings."""
-    changes = {row["setting"]: row["learnt"] for row in found.summary}
+    changes = {row["setting"]: row["learned"] for row in found.summary}
     if WEIGHTS in changes:
         changes["strategy.weights"] = changes.pop(WEIGHTS)
     return config.replace(**changes)

@@ -1,4 +1,4 @@
-"""The `fedsign analyse valley`, `interpolate`, `curvature` and `trajectory` commands: options and printed results.
+"""The `fedsign analyze valley`, `interpolate`, `curvature` and `trajectory` commands: options and printed results.
 
 Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
@@ -44,7 +44,7 @@ def valley(
             metavar="NAME,NAME,...",
             help=(
                 "Noises (gaussian, uniform, ternary, gaussian_1, uniform_01, binary, ones) and special directions "
-                "(initial, final, sign, sign_centred, sgp, sgp_centred)."
+                "(initial, final, sign, sign_centered, sgp, sgp_centered)."
             ),
         ),
     ] = "gaussian",
@@ -208,7 +208,7 @@ def _print_valley(found: Any) -> None:
         f"[bold]{escaped(found.name)}[/]: {facts['model']} with {facts['num_parameters']:,} parameters, on "
         f"{facts['num_samples']:,} test samples of {facts['data']}"
     )
-    _print_centres(facts)
+    _print_centers(facts)
     if not found.summary:
         return
     what = found.summary[0]["figure"]
@@ -246,18 +246,18 @@ def _draws(row: Any) -> str:
     return f"{row['num_draws']} x ±" if row["is_paired"] else f"{row['num_draws']}"
 
 
-def _print_centres(facts: Any) -> None:
+def _print_centers(facts: Any) -> None:
     """Explain why, with BatchNorm, the center of a curve is not the evaluated model."""
-    own = facts.get("own_centre")
+    own = facts.get("own_center")
     if own is None:
         return
     print_facts(
         [
             ("evaluated model", f"{_values(own)}  BatchNorm's own running statistics"),
             (
-                "centre here",
+                "center here",
                 (
-                    f"{_values(facts['centre'])}  statistics of {facts['num_statistics']:,} training samples; "
+                    f"{_values(facts['center'])}  statistics of {facts['num_statistics']:,} training samples; "
                     "--statistics 0 keeps the model's"
                 ),
             ),
@@ -295,7 +295,7 @@ def _print_trajectory(found: Any) -> None:
         ],
         title=found.name,
     )
-    _print_centres(facts)
+    _print_centers(facts)
 
 
 def _print_path(found: Any) -> None:

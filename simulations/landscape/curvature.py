@@ -1,4 +1,4 @@
-"""`fedsign.analyse.curvature`: trace and extreme eigenvalues of the Hessian, and the angle of gradient and signs."""
+"""`fedsign.analyze.curvature`: trace and extreme eigenvalues of the Hessian, and the angle of gradient and signs."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def curvature(
     trace, error = hessian.trace(draws=draws, seed=seed)
     low, high = hessian.extreme_eigenvalues(eigenvalues, seed=seed)
     gradient = hessian.gradient().double()
-    signs = hessian.centre.sign().double()
+    signs = hessian.center.sign().double()
     return Found(
         kind="curvature",
         name=subject.name,

@@ -1,4 +1,4 @@
-"""`fedsign.analyse.interpolate`: the line through two models, its barrier, and their distance by layer."""
+"""`fedsign.analyze.interpolate`: the line through two models, its barrier, and their distance by layer."""
 
 import logging
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from fedsign.landscape.interpolation import between
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
 from fedsign.report.analysis import Found
-from simulations.landscape.subject import Source, Subject, at_centre, subjects_of
+from simulations.landscape.subject import Source, Subject, at_center, subjects_of
 
 _log = logging.getLogger("fedsign")
 
@@ -41,7 +41,7 @@ def interpolate(
     start, end = subjects_of([first, second], model=model, overrides=overrides)
     _warn_of_other_data(start, end)
     landscape = start.landscape(samples, statistics)
-    one, other = landscape.centre, end.vector_in(landscape.layout).to(landscape.centre)
+    one, other = landscape.center, end.vector_in(landscape.layout).to(landscape.center)
     lambdas, values, facts = between(landscape, one, other, points=points)
     return Found(
         kind="interpolation",
@@ -65,7 +65,7 @@ def _own_ends(first: Subject, second: Subject, landscape: Landscape, samples: in
     if not landscape.sizes["num_statistics"]:
         return {}
     task, chosen = first.workload.task, first.test_samples(samples)
-    return {"own_ends": [at_centre(Landscape(each.model, task, chosen)) for each in (first, second)]}
+    return {"own_ends": [at_center(Landscape(each.model, task, chosen)) for each in (first, second)]}
 
 
 def _warn_of_other_data(first: Subject, second: Subject) -> None:

@@ -103,12 +103,12 @@ class Subject:
         others = self._some(self.workload.dataset.train, statistics, draw=1).features if statistics else None
         return Landscape(self.model, self.workload.task, self.test_samples(samples), statistics=others)
 
-    def centres(self, landscape: Landscape, samples: int | None) -> dict[str, dict[str, float]]:
-        """Return loss and error at the landscape's `centre`, and with BatchNorm also of the evaluated model."""
-        found = {"centre": landscape}
+    def centers(self, landscape: Landscape, samples: int | None) -> dict[str, dict[str, float]]:
+        """Return loss and error at the landscape's `center`, and with BatchNorm also of the evaluated model."""
+        found = {"center": landscape}
         if landscape.sizes["num_statistics"]:
-            found["own_centre"] = self.landscape(samples, statistics=0)
-        return {name: at_centre(each) for name, each in found.items()}
+            found["own_center"] = self.landscape(samples, statistics=0)
+        return {name: at_center(each) for name, each in found.items()}
 
     def test_samples(self, count: int | None) -> Samples:
         """Return the server's test samples, or `count` of them drawn by the experiment's seed."""
@@ -130,9 +130,9 @@ class Subject:
         return Samples(features=features.to(self.workload.device), targets=targets.to(self.workload.device))
 
 
-def at_centre(landscape: Landscape) -> dict[str, float]:
+def at_center(landscape: Landscape) -> dict[str, float]:
     """Return loss and error at the landscape's center."""
-    return {name: float(of[0]) for name, of in landscape.at(landscape.centre.unsqueeze(0)).arrays().items()}
+    return {name: float(of[0]) for name, of in landscape.at(landscape.center.unsqueeze(0)).arrays().items()}
 
 
 Source = Union[Subject, "Run", Path, str]

@@ -1,4 +1,4 @@
-"""`fedsign.analyse.trajectory`: a run's checkpoints as a path over the loss landscape around its last model."""
+"""`fedsign.analyze.trajectory`: a run's checkpoints as a path over the loss landscape around its last model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ def trajectory(
         facts={
             **subject.facts,
             **landscape.sizes,
-            **subject.centres(landscape, samples),
+            **subject.centers(landscape, samples),
             "explained": plane.explained.tolist(),
         },
         rows=[
@@ -84,4 +84,4 @@ def _path(run: RunFolder, subject: Subject, landscape: Landscape) -> tuple[list[
     start = subject.initial_vector(landscape.layout)
     if start is not None and rounds[0] <= rounds[1] - rounds[0]:
         rounds, found = [0, *rounds], [start, *found]
-    return rounds, torch.stack(found).to(landscape.centre)
+    return rounds, torch.stack(found).to(landscape.center)

@@ -1,4 +1,4 @@
-"""`fedsign.analyse.valley`: loss and error along noise and special directions, as curves or as a surface."""
+"""`fedsign.analyze.valley`: loss and error along noise and special directions, as curves or as a surface."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsign.errors import ConfigError
+from fedsign.former_names import current_name
 from fedsign.landscape.directions import (
     NOISES,
     SPECIAL,
@@ -31,7 +32,7 @@ from simulations.landscape.subject import Source, Subject, subject_of
 
 _IN_FACTS = ("directions", "draws", "scales", "scaling", "signs", "group", "seed")
 Ray = tuple[Row, Tensor]  # (direction, label, draw number among those of a noise), and the scaled direction
-_AVERAGED = ("centre", "mean_positive", "mean_negative", "width_positive", "width_negative")
+_AVERAGED = ("center", "mean_positive", "mean_negative", "width_positive", "width_negative")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +104,7 @@ def valley(
     Args:
         source: a run, or the path of a run, of one of its checkpoints, or of a file of weights.
         directions: noise (gaussian, uniform, ternary, gaussian_1, uniform_01, binary, ones) and special directions
-            (initial, final, sign, sign_centred, sgp, sgp_centred).
+            (initial, final, sign, sign_centered, sgp, sgp_centered).
         draws: number of draws of each noise. A symmetric one is evaluated in both directions.
         scales: distance of lambda = 1.
         scaling: "norm": as long as the model; "filter": the same, filter by filter; "raw".
@@ -121,7 +122,7 @@ def valley(
         FedSignError: the model lacks what was requested, or a surface got only one direction.
     """
     asked = _Asked(
-        directions=(directions,) if isinstance(directions, str) else directions,
+        directions=tuple(map(current_name, (directions,) if isinstance(directions, str) else directions)),
         draws=draws,
         scales=scales,
         scaling=scaling,
@@ -139,7 +140,7 @@ def valley(
     facts = {
         **subject.facts,
         **landscape.sizes,
-        **subject.centres(landscape, asked.samples),
+        **subject.centers(landscape, asked.samples),
         **{name: getattr(asked, name) for name in _IN_FACTS},
         "torch": torch.__version__,
     }
@@ -183,7 +184,7 @@ def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked
 
 
 def _rays(subject: Subject, landscape: Landscape, asked: _Asked) -> list[Ray]:
-    layout, theta = landscape.layout, landscape.centre.cpu()
+    layout, theta = landscape.layout, landscape.center.cpu()
     where = None if asked.group == "ALL" else mask_of(asked.group, subject.model, layout)
     initial = subject.initial_vector(layout)
     found: list[Ray] = []
@@ -196,7 +197,7 @@ def _rays(subject: Subject, landscape: Landscape, asked: _Asked) -> list[Ray]:
                 eps = special(name, layout, theta, initial)
             if asked.signs is not None:
                 eps = with_signs(eps, theta, fraction=asked.signs, seed=asked.seed, index=draw)
-            direction = scaled(layout, eps, theta, Scaling(asked.scaling), where=where).to(landscape.centre.device)
+            direction = scaled(layout, eps, theta, Scaling(asked.scaling), where=where).to(landscape.center.device)
             told = {"direction": name, "label": _label(name, asked.signs), "draw": draw, "is_paired": is_paired}
             found.append((told, direction))
     return found

@@ -1,1 +1,1 @@
-"""Comparison of models' signs: `fedsign analyse signs`."""
+"""Comparison of models' signs: `fedsign analyze signs`."""

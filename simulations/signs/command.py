@@ -1,4 +1,4 @@
-"""The `fedsign analyse signs` command: options and printed results.
+"""The `fedsign analyze signs` command: options and printed results.
 
 Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """

@@ -1,4 +1,4 @@
-"""`fedsign.analyse.signs`: sign agreement of models by layer, and over the rounds of a run that recorded it."""
+"""`fedsign.analyze.signs`: sign agreement of models by layer, and over the rounds of a run that recorded it."""
 
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""The `fedsign analyse parameterization`, `analyse coordinates` and `tune transfer` commands: options, printed results.
+"""The `fedsign analyze parameterization`, `analyze coordinates` and `tune transfer` commands: options, printed results.
 
 Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """

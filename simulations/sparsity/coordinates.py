@@ -1,4 +1,4 @@
-"""`fedsign analyse coordinates`: the size of activations during training, and of their change.
+"""`fedsign analyze coordinates`: the size of activations during training, and of their change.
 
 Paper: Dey et al. 2024 (arXiv 2405.15743), Figure 5, the coordinate check of Yang et al. 2022 (arXiv 2203.03466): with
 correct rules, the mean |activation| does not depend on width and density, neither at initialization nor after any

@@ -1,4 +1,4 @@
-"""`fedsign analyse parameterization`: what each tensor of an experiment's model gets, and why."""
+"""`fedsign analyze parameterization`: what each tensor of an experiment's model gets, and why."""
 
 from typing import Any
 

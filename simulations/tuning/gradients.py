@@ -27,12 +27,12 @@ from fedsign.storage.disk import write_text
 from simulations.bilevel import learning
 from simulations.jobs import digest_of
 
-FILE = "learnt.json"
+FILE = "learned.json"
 _COUNTED_ROUNDS = 2  # in the measurement of operations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Learnt:
+class Learned:
     """The learned settings, and the compute spent."""
 
     values: Mapping[str, Any]
@@ -74,7 +74,7 @@ class Gradients:
     lr: float = 0.1
     method: str = "forward_exact"
 
-    def learn(self, config: ExperimentConfig, seeds: Sequence[int], folder: Path, *, budget: float) -> Learnt:
+    def learn(self, config: ExperimentConfig, seeds: Sequence[int], folder: Path, *, budget: float) -> Learned:
         """Learn for this budget, or read the folder's result of the same budget; seeds take turns, step by step.
 
         Raises:
@@ -92,9 +92,11 @@ class Gradients:
         if steps < 1:
             raise ConfigError(
                 f"the search's {budget:g} rounds are not worth a step of {plural(rounds, 'round')} at {cost:g} each, "
-                "the last look at what was learnt and its validation; raise --trials or lower --learn-rounds."
+                "the last look at what was learned and its validation; raise --trials or lower --learn-rounds."
             )
         path = folder / FILE
+        if not path.exists() and (former := folder / "learnt.json").exists():  # the former name
+            path = former
         digest = digest_of(
             config, seeds=list(seeds), names=self.names, steps=steps, rounds=rounds, lr=self.lr, method=self.method
         )
@@ -103,7 +105,7 @@ class Gradients:
             found = {"digest_of": digest, **self._learn(config, seeds, steps=steps, rounds=rounds)}
             write_text(path, sealed_json(found))
         spent = len(found["steps"]) * rounds * cost + len(seeds) * config.rounds
-        return Learnt(
+        return Learned(
             values={name: found["values"][name] for name in self.names},
             steps=len(found["steps"]) - 1,
             rounds=rounds,
@@ -159,5 +161,5 @@ def _read(path: Path, digest: str) -> dict[str, Any] | None:
     try:
         found, _ = read_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ResultsError(f"{path} is damaged ({error}); remove it, and it is learnt again.") from error
+        raise ResultsError(f"{path} is damaged ({error}); remove it, and it is learned again.") from error
     return found if found.get("digest_of") == digest else None

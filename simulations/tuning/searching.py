@@ -32,10 +32,10 @@ from simulations.comparison.cells import (
 from simulations.comparison.checks import check_search, check_seeds, check_tuning_seeds
 from simulations.comparison.plan import VALIDATION_FRACTION
 from simulations.comparison.play import check_is_free, environment, play_plan
-from simulations.tuning.gradients import FILE, Gradients, Learnt
+from simulations.tuning.gradients import FILE, Gradients, Learned
 
-GIVEN, FOUND, LEARNT = "given", "found", "learnt"
-LABELS = {GIVEN: "As given", FOUND: "Search", LEARNT: "Gradients"}
+GIVEN, FOUND, LEARNED = "given", "found", "learned"
+LABELS = {GIVEN: "As given", FOUND: "Search", LEARNED: "Gradients"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,12 +63,12 @@ def tune(
     check_tuning_seeds(asked.tuning_seeds, asked.seeds)
     check_search(asked.ranges, [config.strategy.name])
     tried = config.replace(**{"data.validation_fraction": config.data.validation_fraction or VALIDATION_FRACTION})
-    learnt = None
+    learned = None
     if asked.gradients is not None:
         budget = asked.trials * len(asked.tuning_seeds) * config.rounds
         check_is_free(folder, (FILE,))
-        learnt = asked.gradients.learn(tried, asked.tuning_seeds, folder, budget=budget)
-    make = partial(make_plan, config, tried, asked, learnt, environment=environment(asked.trials))
+        learned = asked.gradients.learn(tried, asked.tuning_seeds, folder, budget=budget)
+    make = partial(make_plan, config, tried, asked, learned, environment=environment(asked.trials))
     done = play_plan(Comparison(folder), make, workers=workers, extend=extend, beside=(FILE,))
     write_text(folder / "found.toml", found_config(config, done).to_toml())
     return done
@@ -84,7 +84,7 @@ def make_plan(
     config: ExperimentConfig,
     tried: ExperimentConfig,
     asked: Asked,
-    learnt: Learnt | None,
+    learned: Learned | None,
     *,
     environment: Mapping[str, Any],
     value_of: CellValue = lambda cell: None,
@@ -96,16 +96,16 @@ def make_plan(
         tried, FOUND, {}, num=asked.trials, seeds=seeds, given=asked.ranges, higher_is_better=higher, value_of=value_of
     )
     searches, choices = [found], {GIVEN: {}, FOUND: found.best or {}}
-    if learnt is not None:
-        choices[LEARNT] = dict(learnt.values)
-        trial = trial_of(tried, LEARNT, {}, learnt.values, number=0, seeds=seeds)
+    if learned is not None:
+        choices[LEARNED] = dict(learned.values)
+        trial = trial_of(tried, LEARNED, {}, learned.values, number=0, seeds=seeds)
         searches.append(
             Search(
-                record=learnt.record(LEARNT, runs=len(seeds)),
+                record=learned.record(LEARNED, runs=len(seeds)),
                 cells=[cell for cell, _ in trial],
                 configs={cell.id: each for cell, each in trial},
                 num_to_come=0,
-                best=choices[LEARNT],
+                best=choices[LEARNED],
             )
         )
     finals = []
@@ -126,5 +126,5 @@ def make_plan(
         request=json.loads(json.dumps(request)),
         environment=environment,
     )
-    fraction, lead = tried.data.validation_fraction, "" if learnt is None else learnt.lead
+    fraction, lead = tried.data.validation_fraction, "" if learned is None else learned.lead
     return with_searches(plan, searches, finals, seeds=seeds, fraction=fraction, lead=lead)

@@ -64,7 +64,7 @@ def fabricated(**round_s: float) -> dict[str, Any]:
             "peak_mb": 100,
             "loss": 1.0,
             "accuracy": 0.9,
-            "learnt": True,
+            "learned": True,
             "agrees": True,
             "same_every_time": None,
         }

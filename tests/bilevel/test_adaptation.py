@@ -68,7 +68,7 @@ def test_hypergradients_of_the_weight_model_are_those_of_finite_differences(meth
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-8, rtol=1e-6)
 
 
-def test_a_weight_model_that_has_learnt_nothing_trains_as_plain_sgd_does() -> None:
+def test_a_weight_model_that_has_learned_nothing_trains_as_plain_sgd_does() -> None:
     """Exactly 1 for every token, and torch's own SGD on the mean loss of each passage."""
     network, read = small(), passages(4)
     reader = Reader(network)

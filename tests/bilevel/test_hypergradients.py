@@ -22,7 +22,7 @@ UPDATES = {"momentum": Sgd(momentum=0.9), "adam": Adam()}
 
 
 def random_problem(update: Update, *, seed: int = 0, depth: int = 6) -> tuple[Problem, Tree]:
-    """Weights of a small tanh network, trained on data that are learnt, with a learnt start, rate and decay."""
+    """Weights of a small tanh network, trained on data that are learned, with a learned start, rate and decay."""
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

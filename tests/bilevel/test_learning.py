@@ -14,7 +14,7 @@ from fedsign.bilevel.unroll import final_state
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from simulations import run
-from simulations.bilevel.learning import Asked, Learning, learn, learnt_config
+from simulations.bilevel.learning import Asked, Learning, learn, learned_config
 
 ALL = ("strategy.gamma", "client.lr", "client.weight_decay", "aggregation.weights")
 
@@ -89,7 +89,7 @@ def test_hypergradients_are_those_of_finite_differences_through_rounds_of_three_
         torch.testing.assert_close(found.gradient[name], expected, atol=1e-9, rtol=1e-6)
 
 
-def test_what_is_learnt_stays_what_it_is_and_gets_better() -> None:
+def test_what_is_learned_stays_what_it_is_and_gets_better() -> None:
     """From a rate that is far too low: positive values, weights that add up to 1, a lower loss."""
     asked = tree(client={"local_steps": 8, "lr": 0.005, "weight_decay": 0.001})
     found = list(Learning(from_dict(asked), Asked(names=ALL, steps=8, lr=0.3)).steps())
@@ -101,16 +101,16 @@ def test_what_is_learnt_stays_what_it_is_and_gets_better() -> None:
     assert found[-1]["client.lr"] > 0.01
 
 
-def test_weights_that_were_learnt_are_a_setting(tmp_path: Path) -> None:
-    """The engine's run with them is the round that they were learnt for."""
+def test_weights_that_were_learned_are_a_setting(tmp_path: Path) -> None:
+    """The engine's run with them is the round that they were learned for."""
     config = from_dict(tree(rounds=1, results={"root": str(tmp_path)}))
     found = learn(config, Asked(names=(WEIGHTS, "client.lr"), steps=2, lr=0.5))
-    learnt = learnt_config(config, found)
-    assert len(set(learnt.strategy.settings["weights"])) == 3
+    learned = learned_config(config, found)
+    assert len(set(learned.strategy.settings["weights"])) == 3
     assert found.arrays[WEIGHTS].shape == (3, 3)
-    again = Learning(learnt, Asked(names=(WEIGHTS,)))
+    again = Learning(learned, Asked(names=(WEIGHTS,)))
     served = final_state(again.problem(), again.start)
-    for name, each in load_file(run(learnt).path / "model.safetensors").items():
+    for name, each in load_file(run(learned).path / "model.safetensors").items():
         torch.testing.assert_close(served[name], each, atol=2e-6, rtol=1e-4)
 
 
@@ -145,6 +145,6 @@ def test_a_knob_stands_for_the_experiments_value() -> None:
         ({"strategy": {"name": "fedavg", "weights": [1.0]}}, (WEIGHTS,), "strategy.weights with 1 numbers"),
     ],
 )
-def test_what_cannot_be_learnt_is_refused(changes: dict[str, Any], names: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_learned_is_refused(changes: dict[str, Any], names: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Learning(from_dict(tree(**changes)), Asked(names=names)).start  # noqa: B018

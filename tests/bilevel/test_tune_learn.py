@@ -18,13 +18,13 @@ def test_the_pages_command_writes_an_experiment_and_its_trajectory(tmp_path: Pat
     (line,) = re.findall(r"^fedsign (tune learn .*)$", PAGE.read_text("utf-8"), flags=re.MULTILINE)
     done = fedsign(*shlex.split(line), *QUICK, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "strategy.gamma" in done.stdout and "learnt.toml" in done.stdout
-    folder = tmp_path / "tuning" / "fedsign-digits-learnt"
-    assert {path.name for path in folder.iterdir()} >= {"learnt.toml", "learnt.json", "learnt-trajectory.svg"}
-    told = json.loads((folder / "learnt.json").read_text("utf-8"))
+    assert "strategy.gamma" in done.stdout and "learned.toml" in done.stdout
+    folder = tmp_path / "tuning" / "fedsign-digits-learned"
+    assert {path.name for path in folder.iterdir()} >= {"learned.toml", "learned.json", "learned-trajectory.svg"}
+    told = json.loads((folder / "learned.json").read_text("utf-8"))
     assert [row["step"] for row in told["curves"]] == [0, 1, 2]
-    learnt = load(folder / "learnt.toml", [])
-    assert learnt.client.lr == told["summary"][1]["learnt"] != load().client.lr
+    learned = load(folder / "learned.toml", [])
+    assert learned.client.lr == told["summary"][1]["learned"] != load().client.lr
 
 
 @pytest.mark.slow

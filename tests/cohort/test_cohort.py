@@ -514,13 +514,13 @@ def with_shared_weights(input_shape: tuple[int, ...], num_outputs: int) -> nn.Mo
     return nn.Sequential(inner, nn.ReLU(), inner, nn.Linear(*input_shape, num_outputs))
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)
 
 
-def centred(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    return nn.Sequential(Centred(), nn.Linear(*input_shape, num_outputs))
+def centered(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return nn.Sequential(Centered(), nn.Linear(*input_shape, num_outputs))
 
 
 class ByValue(Objective):
@@ -561,7 +561,7 @@ REFUSED: dict[str, tuple[dict[str, Any], ObjectiveSpec, str]] = {
         "a BatchNorm of a kind of its own",
     ),
     "shared weights": ({"model": {"name": f"{HERE}:with_shared_weights"}}, ObjectiveSpec(), "two layers share"),
-    "mixed samples": ({"model": {"name": f"{HERE}:centred"}}, ObjectiveSpec(), "depends on the other samples"),
+    "mixed samples": ({"model": {"name": f"{HERE}:centered"}}, ObjectiveSpec(), "depends on the other samples"),
     "optimizer": ({"client": {"optimizer": {"name": f"{HERE}:rmsprop"}}}, ObjectiveSpec(), "none of torch's SGD"),
     "task": ({"task": f"{HERE}:MeanOnly"}, ObjectiveSpec(), "cannot be stacked"),
     "branch": ({}, ObjectiveSpec(name=f"{HERE}:ByValue"), "two stacked clients raises"),

@@ -1,11 +1,14 @@
 """Every name that was changed works under its former name, with one sentence that says the new one."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from fedsign import former_names
 from fedsign.config import from_dict, load, merged
@@ -111,3 +114,42 @@ def test_a_former_module_is_imported_with_a_warning(former: str, today: str, nam
     with pytest.warns(FutureWarning, match="is now fedsign"):
         found = importlib.import_module(former)
     assert getattr(found, name) is getattr(importlib.import_module(today), name)
+
+
+def test_the_analyses_have_their_former_name_too() -> None:
+    import fedsign
+
+    sys.modules.pop("fedsign.analyse", None)
+    vars(fedsign).pop("analyse", None)
+    with pytest.warns(FutureWarning, match=r"^fedsign\.analyse is now fedsign\.analyze; "):
+        assert fedsign.analyse is fedsign.analyze
+
+
+@pytest.mark.needs("sparsity")
+def test_a_former_command_is_taken_with_a_warning() -> None:
+    from simulations.cli import app
+
+    arguments = ["--set", "parameterization.name=sp", "--json"]
+    said = CliRunner().invoke(app, ["analyze", "parameterization", *arguments], catch_exceptions=False)
+    with pytest.warns(FutureWarning, match="^fedsign analyse is now fedsign analyze; "):
+        former = CliRunner().invoke(app, ["analyse", "parameterisation", *arguments], catch_exceptions=False)
+    assert former.stdout == said.stdout and json.loads(said.stdout)
+
+
+def test_an_analysis_that_was_stored_under_the_former_names_is_read(tmp_path: Path) -> None:
+    from fedsign.report.analysis import read_found
+    from fedsign.storage.digests import sealed_json
+
+    told = {
+        "kind": "valley",
+        "name": "valley",
+        "facts": {"centre": {"loss": 0.5}, "own_centre": {"loss": 0.4}},
+        "summary": [{"direction": "sgp_centred", "centre": 0.5}],
+        "curves": [],
+    }
+    (tmp_path / "valley.json").write_text(sealed_json(told))
+    with (tmp_path / "valley.npz").open("wb") as file:
+        np.savez(file, centre=np.zeros(1))
+    found = read_found(tmp_path / "valley.json")
+    assert found.facts == {"center": {"loss": 0.5}, "own_center": {"loss": 0.4}}
+    assert found.summary == [{"direction": "sgp_centered", "center": 0.5}] and list(found.arrays) == ["center"]

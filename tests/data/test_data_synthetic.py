@@ -17,16 +17,16 @@ def by_owner(data, num_owners):  # type: ignore[no-untyped-def]
 
 def test_features_have_the_papers_moments() -> None:
     """Within an owner, feature j has variance j^-1.2: with n = 20,000 the relative error is sqrt(2 / n) = 1 %, 5 of it
-    allowed.  Owners' centres are N(B_k, 1): a spread of 1 over the 60 features, and B_k = 0 for beta = 0."""
+    allowed.  Owners' centers are N(B_k, 1): a spread of 1 over the 60 features, and B_k = 0 for beta = 0."""
     data = synthetic(0, beta=0.0, num_owners=3, min_size=20_000, log_size=0.0, log_size_std=0.0)
     for features, _ in by_owner(data, 3):
         np.testing.assert_allclose(features.var(dim=0), np.arange(1, 61) ** -1.2, rtol=0.05)
-        centre = features.mean(dim=0)
-        assert abs(centre.mean()) < 4 / 60**0.5 and 0.7 < centre.std() < 1.35, "5 standard errors of n = 60"
+        center = features.mean(dim=0)
+        assert abs(center.mean()) < 4 / 60**0.5 and 0.7 < center.std() < 1.35, "5 standard errors of n = 60"
 
 
 def test_beta_moves_the_owners_apart() -> None:
-    """The mean of an owner's centre is B_k ~ N(0, beta^2), plus N(0, 1 / 60)."""
+    """The mean of an owner's center is B_k ~ N(0, beta^2), plus N(0, 1 / 60)."""
     for beta, low, high in ((0.0, 0.08, 0.2), (10.0, 7.0, 13.5)):
         data = synthetic(1, beta=beta, num_owners=60, min_size=50, log_size_std=0.0)
         spread = np.std([features.mean() for features, _ in by_owner(data, 60)])
@@ -34,18 +34,18 @@ def test_beta_moves_the_owners_apart() -> None:
 
 
 def test_labels_follow_a_linear_model_of_the_owners_own() -> None:
-    """arg max of a linear map can be learnt per owner far better than for all owners together."""
+    """arg max of a linear map can be learned per owner far better than for all owners together."""
     from sklearn.linear_model import LogisticRegression
 
     data = synthetic(0, num_owners=6, min_size=1000, log_size=0.0, log_size_std=0.0)
-    owners = [(x, y) for x, y in by_owner(data, 6) if len(y.unique()) > 1]  # a far centre can leave one class alone
+    owners = [(x, y) for x, y in by_owner(data, 6) if len(y.unique()) > 1]  # a far center can leave one class alone
     assert len(owners) >= 3
     own = [LogisticRegression(C=100, max_iter=1000).fit(x, y) for x, y in owners]
     assert min(model.score(x, y) for model, (x, y) in zip(own, owners, strict=True)) > 0.95
     assert max(own[0].score(x, y) for x, y in owners[1:]) < 0.6
 
 
-def test_iid_owners_share_one_model_and_centre() -> None:
+def test_iid_owners_share_one_model_and_center() -> None:
     from sklearn.linear_model import LogisticRegression
 
     data = synthetic(0, iid=True, num_owners=4, min_size=1500, log_size=0.0, log_size_std=0.0)

@@ -474,7 +474,7 @@ def test_data_are_not_taken_over_from_another_experiments_sites(roots: list[str]
 
 
 @pytest.mark.needs("landscape")
-def test_what_is_analysed_needs_data_that_are_here(roots: list[str], tmp_path: Path) -> None:
+def test_what_is_analyzed_needs_data_that_are_here(roots: list[str], tmp_path: Path) -> None:
     from simulations.landscape.subject import Subject
 
     config = from_dict(tree(tmp_path, roots, engine={"name": "superlink"}))

@@ -60,9 +60,9 @@ def fedsign(
         return subprocess.CompletedProcess(["fedsign", *arguments], process.exitcode, out.read_text(), err.read_text())
 
 
-def analyse(*words: Any) -> dict[str, Any]:
-    """What `fedsign analyse WORDS --json` prints, in this process."""
-    done = CliRunner().invoke(app, ["analyse", *map(str, words), "--json"], catch_exceptions=False)
+def analyze(*words: Any) -> dict[str, Any]:
+    """What `fedsign analyze WORDS --json` prints, in this process."""
+    done = CliRunner().invoke(app, ["analyze", *map(str, words), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.output)
     return found

@@ -257,7 +257,7 @@ PLAYED: tuple[tuple[str, str, str], ...] = (  # pages, commands, the file of the
         "tests/e2e/test_cli.py",
     ),
     (r".*", r"fedsign reproduce --list", "tests/reproduction/test_recipes.py"),
-    (r".*", r"fedsign analyse (interpolate|signs|trajectory|curvature) .*", "tests/landscape/test_analyse.py"),
+    (r".*", r"fedsign analyze (interpolate|signs|trajectory|curvature) .*", "tests/landscape/test_analyze.py"),
     (r".*", r"fedsign deploy (init|add-site|check|down|renew|revoke|status|up)\b.*", "tests/deployment/test_deploy.py"),
     (r"docs/how-to/your-own-data.md", r"fedsign run .*", "tests/e2e/test_docs_data.py"),
     (r"docs/how-to/language-data.md", r"fedsign run .*", "tests/language/test_docs_language.py"),

@@ -138,7 +138,7 @@ def test_what_is_neither_ours_nor_the_users_is_python_s_own_error(tmp_path: Path
     assert said == "ModuleNotFoundError: No module named 'clients.own'"
 
 
-@pytest.mark.parametrize("module", [fedsign, fedsign.analyse])
+@pytest.mark.parametrize("module", [fedsign, fedsign.analyze])
 def test_every_name_has_its_type(module: ModuleType) -> None:
     (typed,) = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
     imports = [node for node in typed.body if isinstance(node, ast.ImportFrom)]

@@ -82,7 +82,7 @@ def test_many_points_are_a_naive_loop(name: str, with_statistics: bool, dtype: t
     values = landscape.along(directions, weights)
     assert values.error is not None
     for row, loss, error in zip(weights.to(dtype), values.loss, values.error, strict=True):
-        point = landscape.centre + row[0] * directions[0] + row[1] * directions[1]
+        point = landscape.center + row[0] * directions[0] + row[1] * directions[1]
         expected = naive(model, point, samples, given, batch=30)
         assert (loss.item(), error.item()) == pytest.approx(expected, rel=1e-10 if dtype == torch.float64 else 2e-6)
 
@@ -102,7 +102,7 @@ def test_convolutions_in_a_stack_as_on_a_gpu_give_the_same(name: str, monkeypatc
 def test_statistics_matter_where_there_is_batch_norm_and_nowhere_else(name: str) -> None:
     model, samples, statistics = trained_like(name, torch.float64)
     own, anew = (Landscape(model, Classification(), samples, statistics=given) for given in (None, statistics))
-    first, second = (each.at(each.centre.unsqueeze(0)).loss.item() for each in (own, anew))
+    first, second = (each.at(each.center.unsqueeze(0)).loss.item() for each in (own, anew))
     assert (first != second) == ("BatchNorm" in name or name == "resnet20")
 
 
@@ -133,7 +133,7 @@ def test_points_given_as_such_are_those_along_directions() -> None:
     model, samples, _ = trained_like("mlp", torch.float64)
     landscape = Landscape(model, Classification(), samples)
     direction = torch.randn(landscape.layout.size, dtype=torch.float64)
-    points = torch.stack([landscape.centre, landscape.centre + 0.5 * direction])
+    points = torch.stack([landscape.center, landscape.center + 0.5 * direction])
     assert np.allclose(landscape.at(points).loss, landscape.along([direction], grid([0.0, 0.5])).loss, rtol=1e-12)
 
 
@@ -153,14 +153,14 @@ def test_a_model_that_cannot_be_stacked_is_looked_at_point_by_point() -> None:
     direction = torch.randn(landscape.layout.size)
     for at, loss in zip([-1.0, 1.0], landscape.along([direction], grid([-1.0, 1.0])).loss, strict=True):
         assert loss.item() == pytest.approx(
-            naive(model, landscape.centre + at * direction, samples, None, 1)[0], rel=1e-6
+            naive(model, landscape.center + at * direction, samples, None, 1)[0], rel=1e-6
         )
 
 
 def test_a_regression_has_no_error() -> None:
     samples = Samples(features=torch.randn(20, 4), targets=torch.randn(20))
     landscape = Landscape(nn.Sequential(nn.Linear(4, 1)), Regression(), samples)
-    assert landscape.at(landscape.centre.unsqueeze(0)).error is None
+    assert landscape.at(landscape.center.unsqueeze(0)).error is None
 
 
 def test_no_samples_no_parameters_and_values_that_are_not_finite_are_refused() -> None:

@@ -157,15 +157,15 @@ def test_the_special_directions() -> None:
     initial = torch.arange(5.0)
     found = {
         name: special(name, layout, theta, initial).tolist()
-        for name in ("initial", "final", "sign", "sign_centred", "sgp", "sgp_centred")
+        for name in ("initial", "final", "sign", "sign_centered", "sgp", "sgp_centered")
     }
     assert found == {
         "initial": [0, 1, 2, 3, 4],
         "final": theta.tolist(),
         "sign": [1, -1, 0, 1, -1],
-        "sign_centred": [1, -1, 0, 0, 0],  # the first weight's mean is -1, a single number is its own mean
+        "sign_centered": [1, -1, 0, 0, 0],  # the first weight's mean is -1, a single number is its own mean
         "sgp": [1, 0, 0, 1, 0],
-        "sgp_centred": [1, 0, 0, 0, 0],
+        "sgp_centered": [1, 0, 0, 0, 0],
     }
     with pytest.raises(ConfigError, match="not known here"):
         special("initial", layout, theta)
@@ -182,7 +182,7 @@ def least_squares() -> tuple[nn.Module, Samples, Tensor]:
 def test_curves_of_a_parabola() -> None:
     model, samples, hessian = least_squares()
     landscape = Landscape(model, Regression(), samples)
-    theta, direction = landscape.centre, torch.randn(5, dtype=torch.float64)
+    theta, direction = landscape.center, torch.randn(5, dtype=torch.float64)
     residual = samples.features @ theta - samples.targets
     slope = 2 * (samples.features.t() @ residual / 40) @ direction
     lambdas = lambdas_of()
@@ -203,7 +203,7 @@ def test_a_surface_of_a_paraboloid() -> None:
     assert found.loss.shape == (5, 7)
     for row, i in ((rows[1], 1), (rows[4], 4)):
         for column, j in ((columns[0], 0), (columns[5], 5)):
-            point = landscape.centre + row * first + column * second
+            point = landscape.center + row * first + column * second
             expected = (samples.features @ point - samples.targets).square().mean().item()
             assert found.loss[i, j] == pytest.approx(expected, rel=1e-10)
 

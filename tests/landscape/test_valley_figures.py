@@ -22,8 +22,8 @@ from fedsign.report.chart import COLORS, Series
 from fedsign.report.figures import style
 
 LABELS = {**{name: formula for name, (formula, _) in NOISES.items()}, **SPECIAL}
-BN: dict[str, Any] = {"own_centre": {"error": 0.061, "loss": 0.2}, "num_statistics": 500}
-FACTS: dict[str, Any] = {"num_samples": 360, "num_statistics": 0, "centre": {"error": 0.047, "loss": 0.15}}
+BN: dict[str, Any] = {"own_center": {"error": 0.061, "loss": 0.2}, "num_statistics": 500}
+FACTS: dict[str, Any] = {"num_samples": 360, "num_statistics": 0, "center": {"error": 0.047, "loss": 0.15}}
 
 
 def valley(*names: str, num_draws: int = 3, **facts: Any) -> Found:
@@ -74,7 +74,7 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "surface without a rise": lambda: surface_figures(plane("surface", height=0.0)),
     "surface so near that no line crosses it": lambda: surface_figures(plane("surface", height=0.004)),
     "trajectory": lambda: surface_figures(plane("trajectory", **BN)),
-    "line with BatchNorm": lambda: path_figures(line(own_ends=[BN["own_centre"]] * 2)),
+    "line with BatchNorm": lambda: path_figures(line(own_ends=[BN["own_center"]] * 2)),
 }
 
 
@@ -135,7 +135,7 @@ def test_bands_are_over_independent_draws_and_none_is_of_one() -> None:
     assert not bold["{1}"].low and not bold["sign(θf)"].low and band(np.ones((1, 3))) is None
 
 
-def test_with_batch_norm_both_centres_are_shown_and_named() -> None:
+def test_with_batch_norm_both_centers_are_shown_and_named() -> None:
     (chart,) = valley_charts(valley("gaussian", **BN), "error")
     (own,) = (series for series in chart.series if series.name == OWN)
     assert (own.x, own.y, own.mark) == ([0.0], [0.061], "point") and "recalibrated" in chart.x.label
@@ -160,7 +160,7 @@ def test_the_dashed_line_is_at_wilsons_upper_bound() -> None:
     p, n, z = 17 / 360, 360, 1.959964
     bound = (p + z**2 / (2 * n) + z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5) / (1 + z**2 / n)
     with style():
-        flat = surface_figures(plane("surface", centre={"error": p, "loss": 0.15}))["error"]().axes[0]
+        flat = surface_figures(plane("surface", center={"error": p, "loss": 0.15}))["error"]().axes[0]
     assert f"95 % interval of the center, to {100 * bound:.1f} %" in [
         text.get_text() for text in flat.get_legend().get_texts()
     ]

@@ -318,6 +318,6 @@ def test_a_loss_landscape_of_text_is_that_of_its_tokens() -> None:
     model, test = work.make_model(), work.dataset.test
     assert isinstance(test, Samples)
     landscape = Landscape(model, work.task, test)
-    found = landscape.at(torch.stack([landscape.centre, torch.zeros_like(landscape.centre)]))
+    found = landscape.at(torch.stack([landscape.center, torch.zeros_like(landscape.center)]))
     assert found.error is None
     assert found.loss.tolist() == pytest.approx([work.evaluate(model)["loss"], math.log(VOCABULARY)], rel=1e-6)

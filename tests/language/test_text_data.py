@@ -72,7 +72,7 @@ def test_a_folder_of_texts_is_an_owner_and_parts_of_the_users_own_are_kept(tmp_p
     assert data.train.owners is not None and data.train.owners.tolist() == [0, 0, 1, 1]
     assert texts(data.train, scored=True) == ["train ann 1", "train ann 2", "train ben 1", "train ben 2"]
     assert texts(data.test, scored=True) == ["test ann 1", "test ann 2", "test ben 1", "test ben 2"]
-    assert all(END in row for row in data.train.targets.tolist()), "a whole document's end is learnt"
+    assert all(END in row for row in data.train.targets.tolist()), "a whole document's end is learned"
     assert data.notes == ()
 
 

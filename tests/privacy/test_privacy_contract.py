@@ -142,7 +142,7 @@ def test_only_a_secret_sample_of_ours_saves_budget(tmp_path: Path) -> None:
         return float(run(tree(tmp_path, strategy, settings, partition=many)).rounds[-1]["epsilon"])
 
     everybody = Accountant(noise_multiplier=8.0, delta=0.01, num_clients=60, sample_size=60)
-    assert spent(sampling="public") == spent(Favourites) == everybody.epsilon(4)
+    assert spent(sampling="public") == spent(Favorites) == everybody.epsilon(4)
     assert spent() < 0.5 * everybody.epsilon(4)
 
 
@@ -156,7 +156,7 @@ def test_with_over_sampling_the_sample_is_of_all_that_are_asked(tmp_path: Path) 
     assert all(line["num_replies"] == 10 for line in done.rounds)
 
 
-class Favourites(FedAvg):
+class Favorites(FedAvg):
     """Always samples the first."""
 
     def sample(self, round: int, clients: Sequence[int], cohort_size: int, rng: np.random.Generator) -> list[int]:

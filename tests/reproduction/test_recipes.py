@@ -115,7 +115,7 @@ def test_no_part_of_a_claim_and_no_quick_check_is_met_where_there_is_no_effect(n
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["valley-seven-noises", "valley-sign-ratio", "valley-hyperparameters"])
-def test_valleys_of_networks_that_have_learnt_nothing_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valleys_of_networks_that_have_learned_nothing_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def untrained(count: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Iterator[Subject]:
         still = {"rounds": 1, "client": {"lr": 1e-9, "local_epochs": 1}, "results": {"checkpoint_every": 1}}
         return networks(count, merged(changes or {}, still), where)
@@ -232,7 +232,7 @@ def test_coefficients_are_found_through_a_black_box(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_weights_of_tokens_that_are_learnt_adapt_a_language_model() -> None:
+def test_weights_of_tokens_that_are_learned_adapt_a_language_model() -> None:
     finding = recipes.get("online-adaptation").check(quick=True)
     assert finding.as_expected, finding.metrics
 

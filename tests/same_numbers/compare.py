@@ -17,11 +17,13 @@ import torch
 from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
+from fedsign.former_names import RECORDS
+
 Number = int | float | None  # bool is an int; None is JSON's null, as which a diverged loss is written
 
 TIMES = frozenset({"timings.jsonl", "time_s", "seconds"})  # files and keys whose numbers are times
 NOT_COMPARED = TIMES | {"environment.json", "inputs", "format"}
-ALIASES: dict[str, str] = {}  # a file, key or tensor as it was named once -> as it is named today
+ALIASES: dict[str, str] = dict(RECORDS)  # a file, key or tensor as it was named once -> as it is named today
 
 
 @dataclass(frozen=True, slots=True)

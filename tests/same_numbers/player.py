@@ -28,7 +28,7 @@ from typing import Any
 
 PACKAGES = ("fedsign", "strategies", "clients", "simulations")
 LIMIT_S = 600  # for a configuration
-FORMER = (("normalize", "normalise"), ("parameterization", "parameterisation"))  # keys before fedsign.former_names
+FORMER = "normalize=normalise parameterization=parameterisation analyze=analyse"  # keys before fedsign.former_names
 HERE = Path(__file__).parent
 
 
@@ -117,7 +117,7 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def _read(path: Path) -> dict[str, Any]:
     text = path.read_text(encoding="utf-8")
     if find_spec("fedsign.former_names") is None:
-        for key, former in FORMER:
+        for key, former in (pair.split("=") for pair in FORMER.split()):
             text = re.sub(rf"\b{key}\b", former, text)
     return tomllib.loads(text)
 

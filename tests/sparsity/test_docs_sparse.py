@@ -32,8 +32,8 @@ def shortened(command: str) -> list[str]:
 def test_the_page_shows_every_tool() -> None:
     shown = [" ".join(shlex.split(command)[1:4]) for command in COMMANDS]
     assert shown == [
-        "analyse parameterization sparse.toml",
-        "analyse coordinates sparse.toml",
+        "analyze parameterization sparse.toml",
+        "analyze coordinates sparse.toml",
         "tune transfer sparse.toml",
         "tune transfer sparse.toml",
     ]

@@ -12,8 +12,8 @@ from fedsign.comparison.folder import Comparison, load_comparison
 from fedsign.config import from_dict, load
 from fedsign.errors import ConfigError, ResultsError
 from simulations.comparison.play import go_on
-from simulations.tuning.gradients import Gradients, Learnt
-from simulations.tuning.searching import FOUND, GIVEN, LEARNT, Asked, make_plan, tune
+from simulations.tuning.gradients import Gradients, Learned
+from simulations.tuning.searching import FOUND, GIVEN, LEARNED, Asked, make_plan, tune
 from tests.e2e.command import fedsign, settings
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/tune.md"
@@ -30,28 +30,28 @@ QUICK = settings(
 
 @pytest.mark.slow
 def test_the_pages_command_searches_learns_and_trains_again(tmp_path: Path) -> None:
-    """The second time nothing is played or learnt, and the answer is the same."""
+    """The second time nothing is played or learned, and the answer is the same."""
     (line,) = re.findall(r"^fedsign (tune search --beside-learn .*)$", PAGE.read_text("utf-8"), flags=re.MULTILINE)
     command = [*shlex.split(line), *QUICK, "--trials", "8", "--tune-seeds", "1", "--seeds", "1", "--learn-rounds", "1"]
     done = fedsign(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tuning/fedsign-digits-search"
     summary = load_comparison(folder).summary()
-    assert [(entry.strategy, entry.num_choices) for entry in summary.entries] == [(GIVEN, 1), (FOUND, 8), (LEARNT, 1)]
+    assert [(entry.strategy, entry.num_choices) for entry in summary.entries] == [(GIVEN, 1), (FOUND, 8), (LEARNED, 1)]
     chosen = {trial.strategy: trial for trial in summary.trials if trial.chosen}
-    assert [entry.choice for entry in summary.entries] == [{}, chosen[FOUND].choice, chosen[LEARNT].choice]
+    assert [entry.choice for entry in summary.entries] == [{}, chosen[FOUND].choice, chosen[LEARNED].choice]
     found = load(folder / "found.toml", [])
     assert found.client.lr == chosen[FOUND].choice["client.lr"] and found.data.validation_fraction == 0
     assert "Gradients" in (folder / "report.html").read_text("utf-8")
 
-    learnt = json.loads((folder / "learnt.json").read_text("utf-8"))
+    learned = json.loads((folder / "learned.json").read_text("utf-8"))
     record = summary.tuning["searches"][1]
-    assert len(learnt["steps"]) >= 2 and record["rounds"] <= summary.tuning["searches"][0]["rounds"] == 16
+    assert len(learned["steps"]) >= 2 and record["rounds"] <= summary.tuning["searches"][0]["rounds"] == 16
     written = {path: path.stat().st_mtime_ns for path in folder.glob("cells/*/*/rounds.jsonl")}
     again = fedsign(*command, "--toml", folder=tmp_path)
     assert again.stdout == (folder / "found.toml").read_text("utf-8")
     assert written == {path: path.stat().st_mtime_ns for path in folder.glob("cells/*/*/rounds.jsonl")}
-    assert learnt == json.loads((folder / "learnt.json").read_text("utf-8"))
+    assert learned == json.loads((folder / "learned.json").read_text("utf-8"))
 
 
 def experiment(**changes: Any) -> Any:
@@ -83,7 +83,7 @@ def test_the_gradients_never_have_more_compute_than_the_search(monkeypatch: pyte
     )
     for place, budget in enumerate((80.0, 81.0, 100.0)):
         found = asked.learn(config, [7, 8], tmp_path / str(place), budget=budget)
-        assert isinstance(found, Learnt) and found.spent <= budget < found.spent + found.cost * found.rounds
+        assert isinstance(found, Learned) and found.spent <= budget < found.spent + found.cost * found.rounds
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_gradients_never_have_more_compute_than_the_search(monkeypatch: pyte
         ({"ranges": {"rounds": "1..2"}}, "--search rounds was given, but a search is of"),
         ({"gradients": Gradients(names=("client.lr",))}, "are not worth a step of 40 rounds"),
         ({"gradients": Gradients(names=("aggregation.weights",))}, "weights are of the clients of one split"),
-        ({"gradients": Gradients(names=("client.lrr",))}, "client.lrr was given, but what can be learnt"),
+        ({"gradients": Gradients(names=("client.lrr",))}, "client.lrr was given, but what can be learned"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ benchmark that imports a deleted module is deleted, too; a test that imports it 
 marked `needs`.  In Markdown, a line of a list or table is deleted if it links to a deleted page or section, or begins
 with the name of a deleted registry row. So are blocks between `<!-- capability: NAME -->` and `<!-- end -->`, and
 commands that are gone or name such a row. Any other link to a deleted page becomes its text.  In `fedsign/__init__.py`
-and `analyse.py`, lines marked `# capability: NAME` are deleted.
+and `analyze.py`, lines marked `# capability: NAME` are deleted.
 """
 
 import ast
@@ -70,7 +70,7 @@ def delete(root: Path, names: Iterable[str]) -> list[str]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             deleted.append(path)
     _edit_pages([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.md")], names)
-    for module in ("__init__", "analyse"):
+    for module in ("__init__", "analyze"):
         _delete_types(root / "fedsign" / f"{module}.py", names)
     _delete_faults(root / "tests/mutants/faults.toml", names)
     _delete_from_project(root / "pyproject.toml", names, gone)

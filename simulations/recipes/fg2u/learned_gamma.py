@@ -28,15 +28,15 @@ _GRID, _START = (0.001, 0.01, 0.1), 0.01
 
 @recipe(
     (
-        "FedSign's gamma, learnt through rounds, is as good on test data as the best of {0.001, 0.01, 0.1}, at equal "
+        "FedSign's gamma, learned through rounds, is as good on test data as the best of {0.001, 0.01, 0.1}, at equal "
         "compute."
     ),
     part(
-        "FedSign's gamma, learnt through rounds, has a test loss no higher than the best of three",
-        at_most(0.0, "learnt_minus_grid"),
+        "FedSign's gamma, learned through rounds, has a test loss no higher than the best of three",
+        at_most(0.0, "learned_minus_grid"),
     ),
-    quick=[below(0.0, "learnt_minus_start")],
-    null={"learnt_minus_grid": 0.1, "learnt_minus_start": 0.0},
+    quick=[below(0.0, "learned_minus_start")],
+    null={"learned_minus_grid": 0.1, "learned_minus_start": 0.0},
     expected=Verdict.DOES_NOT_HOLD,  # the best gamma for 3 rounds diverges within 30; docs/recipes.md has the numbers
     plays=lambda quick, where: Plays(  # learning takes as long as the grid
         trainings=7 if quick else 21, experiment=_experiment(0, _START, 4 if quick else 30, where)
@@ -54,12 +54,12 @@ def learned_gamma(quick: bool, where: Where = AT_HOME) -> Metrics:
         grid = all_rounds({("grid", gamma): _experiment(seed, gamma, rounds, where) for gamma in _GRID})
         best = best_settings(final_values(grid, "validation_loss", last=1))["grid"]
         *_, last = Learning(from_dict(_experiment(seed, _START, rounds, where)), asked).steps()
-        learnt = float(last["strategy.gamma"])
-        lines_of_learnt = all_rounds({"learnt": _experiment(seed, learnt, rounds, where)})["learnt"]
+        learned = float(last["strategy.gamma"])
+        lines_of_learned = all_rounds({"learned": _experiment(seed, learned, rounds, where)})["learned"]
         played = {
             "grid": (best, grid["grid", best]),
             "start": (_START, grid["grid", _START]),
-            "learnt": (learnt, lines_of_learnt),
+            "learned": (learned, lines_of_learned),
         }
         for name, (gamma, lines) in played.items():
             found[f"{name}_gamma", seed] = gamma
@@ -67,7 +67,7 @@ def learned_gamma(quick: bool, where: Where = AT_HOME) -> Metrics:
             found[f"{name}_accuracy", seed] = float(lines[-1]["accuracy"])
     metrics = means(found)
     return metrics | {
-        f"learnt_minus_{name}": metrics["learnt_loss"] - metrics[f"{name}_loss"] for name in ("grid", "start")
+        f"learned_minus_{name}": metrics["learned_loss"] - metrics[f"{name}_loss"] for name in ("grid", "start")
     }
 
 

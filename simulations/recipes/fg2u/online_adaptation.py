@@ -126,11 +126,11 @@ class Library:
 
 @recipe(
     (
-        "Weights of tokens learnt through 6 steps of reading adapt a language model better than uniform ones, and "
+        "Weights of tokens learned through 6 steps of reading adapt a language model better than uniform ones, and "
         "(FG)²U's through 24 or 48 better than these."
     ),
     part(
-        "token weights learnt by reverse unrolling through 6 steps are better than uniform ones",
+        "token weights learned by reverse unrolling through 6 steps are better than uniform ones",
         below(0.0, "rgu_6_minus_uniform"),
     ),
     part("(FG)²U through 24 or 48 steps is better than reverse unrolling through 6", below(0.0, *_DEEPER)),
@@ -164,16 +164,16 @@ def online_adaptation(quick: bool) -> Metrics:
         **{name: [] for name in ways},
     }
     for seed in range(num_seeds):
-        first = learnt(library, _start(seed), rgu(), _SHORT, lr=lr, steps=steps, seed=seed)
+        first = learned(library, _start(seed), rgu(), _SHORT, lr=lr, steps=steps, seed=seed)
         found["first_phase"].append(judged(first, lr=lr))
         for name in ways:
             method, depth, times = WAYS[name]
-            meta = learnt(library, first, method, depth, lr=lr, steps=more * times, seed=seed, after=steps)
+            meta = learned(library, first, method, depth, lr=lr, steps=more * times, seed=seed, after=steps)
             found[name].append(judged(meta, lr=lr))
     return {"rate": lr, "rate_in_words": lr_in_words, **_metrics(found)}
 
 
-def learnt(
+def learned(
     library: Library, meta: Tree, method: Method, depth: int, *, lr: float, steps: int, seed: int, after: int = 0
 ) -> Tree:
     """Learn the weight model for a number of outer steps; `after`: the number of earlier ones."""

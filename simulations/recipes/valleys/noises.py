@@ -148,13 +148,13 @@ def valley_special_directions(quick: bool, where: Where = AT_HOME) -> Metrics:
         for name, errors in errors_along(subject, *SPECIAL, scale=1.0).items():
             found[name].append(errors["asymmetry"])
     metrics = averages(found)
-    of_signs = ("final", "sign", "sign_centred")
+    of_signs = ("final", "sign", "sign_centered")
     return metrics | {
         "initial_size": abs(metrics["initial"]),
         "initial_standard_error": stdev(found["initial"]) / len(found["initial"]) ** 0.5,
         "smallest_of_signs": min(metrics[name] for name in of_signs),
         "smallest_low_of_signs": min(low(found[name]) for name in of_signs),
-        "largest_of_sgp": max(abs(metrics[name]) for name in ("sgp", "sgp_centred")),
+        "largest_of_sgp": max(abs(metrics[name]) for name in ("sgp", "sgp_centered")),
     }
 
 
@@ -218,7 +218,7 @@ def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Metrics:
                 for draw in range(num_noises)
             ]
             asymmetries[name].append(fmean(errors["asymmetry"] for errors in drawn))
-            sides = [(errors["mean_positive"] + errors["mean_negative"]) / 2 - errors["centre"] for errors in drawn]
+            sides = [(errors["mean_positive"] + errors["mean_negative"]) / 2 - errors["center"] for errors in drawn]
             rises[name].append(fmean(sides))
     metrics = {f"{name}_asymmetry": value for name, value in averages(asymmetries).items()}
     metrics |= {f"{name}_rise": value for name, value in averages(rises).items()}

@@ -1,4 +1,4 @@
-"""`fedsign analyse parameterization` and `coordinates`, from a configuration to tables, files and figures."""
+"""`fedsign analyze parameterization` and `coordinates`, from a configuration to tables, files and figures."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedsign.errors import ConfigError
 from simulations.cli import app
-from tests.e2e.command import analyse, settings
+from tests.e2e.command import analyze, settings
 
 BASE = settings(
     parameterization__name="smupar",
@@ -25,13 +25,13 @@ BASE = settings(
 
 def refused(*words: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        CliRunner().invoke(app, ["analyse", *map(str, words)], catch_exceptions=False)
+        CliRunner().invoke(app, ["analyze", *map(str, words)], catch_exceptions=False)
     return str(caught.value)
 
 
 def test_the_table_says_what_every_tensor_got() -> None:
     """m_d = 64 / 32, m_rho = 1/4: hidden rates 0.5 / (2 x 1/4), starts 0.25 / sqrt(2 x 1/4)."""
-    found = analyse("parameterization", *BASE)
+    found = analyze("parameterization", *BASE)
     rows = {row["name"]: row for row in found["tensors"]}
     assert rows["2.weight"]["rate"] == pytest.approx(1.0)
     assert rows["2.weight"]["init_std"] == pytest.approx(0.25 / 0.5**0.5)
@@ -44,16 +44,16 @@ def test_the_table_says_what_every_tensor_got() -> None:
     assert {row["weight_decay"] for name, row in rows.items() if name.endswith("weight")} == {0.125}
     assert {row["weight_decay"] for name, row in rows.items() if name.endswith("bias")} == {0.0}
     assert [(row["module"], row["factor"]) for row in found["passes"]] == [("0", 1.0), ("6", 0.5)]
-    done = CliRunner().invoke(app, ["analyse", "parameterization", *BASE], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["analyze", "parameterization", *BASE], catch_exceptions=False)
     assert "hidden, m_d 2, m_rho 0.25" in done.output and "reads off" in done.output
 
 
 def test_an_exact_draw_is_seen_in_the_table_and_in_the_coordinate_check(tmp_path: Path) -> None:
     exact = (*BASE, *settings(sparsity__draw="exact"))
-    rows = {row["name"]: row for row in analyse("parameterization", *exact)["tensors"]}
+    rows = {row["name"]: row for row in analyze("parameterization", *exact)["tensors"]}
     assert rows["2.weight"]["num_weights"] == rows["4.weight"]["num_weights"] == 64 * 64 / 4
     words = ("--schemes", "smupar", "--densities", "1,0.25", "--seeds", 1, "--steps", 1, "--out", tmp_path)
-    found, other = analyse("coordinates", *exact, *words), analyse("coordinates", *BASE, *words)
+    found, other = analyze("coordinates", *exact, *words), analyze("coordinates", *BASE, *words)
     assert found["facts"]["sparsity"] == {"name": "static", "draw": "exact"}
     (dense, sparse), (its_dense, its_sparse) = found["summary"], other["summary"]
     assert dense == its_dense and sparse["size_at_end"] != its_sparse["size_at_end"]
@@ -62,7 +62,7 @@ def test_an_exact_draw_is_seen_in_the_table_and_in_the_coordinate_check(tmp_path
 def test_the_coordinate_check_writes_numbers_and_a_picture(tmp_path: Path) -> None:
     """Behind one and two layers of density 1/4 activations are 1/2 and 1/4 as large, unless the start is corrected."""
     words = ("coordinates", *BASE, "--schemes", "sp,smupar", "--densities", "1,0.25", "--seeds", 2, "--steps", 2)
-    found = analyse(*words, "--out", tmp_path)
+    found = analyze(*words, "--out", tmp_path)
     assert {Path(file).name for file in found["files"]} == {
         "coordinates.json",
         "coordinates.npz",
@@ -80,7 +80,7 @@ def test_the_coordinate_check_writes_numbers_and_a_picture(tmp_path: Path) -> No
     assert all(row["start_low"] == row["end_high"] == row["change_low"] == 1 for row in dense)
     assert len(found["curves"]) == 2 * 2 * 3
     before = {file: Path(file).read_bytes() for file in found["files"]}
-    analyse(*words, "--out", tmp_path)
+    analyze(*words, "--out", tmp_path)
     assert before == {file: Path(file).read_bytes() for file in found["files"]}
 
 

@@ -1,4 +1,4 @@
-"""`fedsign analyse`: from a run, a checkpoint or a file to numbers, arrays, figures and a section of the page."""
+"""`fedsign analyze`: from a run, a checkpoint or a file to numbers, arrays, figures and a section of the page."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ from fedsign.capabilities import CAPABILITIES
 from fedsign.errors import ConfigError, FedSignError
 from simulations.api import Run, run
 from simulations.cli import app
-from tests.e2e.command import analyse
+from tests.e2e.command import analyze
 
 SHORT = {"rounds": 10, "callbacks": ["report"], "client": {"local_epochs": 2}}
 
@@ -33,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 def refused(*words: Any) -> str:
     with pytest.raises(FedSignError) as caught:
-        CliRunner().invoke(app, ["analyse", *map(str, words)], catch_exceptions=False)
+        CliRunner().invoke(app, ["analyze", *map(str, words)], catch_exceptions=False)
     assert isinstance(caught.value, ConfigError) or caught.value.exit_code == 2
     return str(caught.value)
 
@@ -41,7 +41,7 @@ def refused(*words: Any) -> str:
 def test_the_valley_of_a_run_is_in_files_and_on_its_page(trained: list[Run], tmp_path: Path) -> None:
     folder = shutil.copytree(trained[0].path, tmp_path / "run")
     words = ("valley", folder, "--directions", "gaussian,sign", "--draws", 2, "--scales", "0.5,1", "--points", 11)
-    found = analyse(*words)
+    found = analyze(*words)
     assert {Path(file).name for file in found["files"]} == {
         "valley.json",
         "valley.npz",
@@ -53,9 +53,9 @@ def test_the_valley_of_a_run_is_in_files_and_on_its_page(trained: list[Run], tmp
     ]
     with np.load(folder / "analysis" / "valley.npz") as arrays:
         assert arrays["error"].shape == arrays["loss"].shape == (3, 2, 11)
-        centre = arrays["error"][:, :, 5]
+        center = arrays["error"][:, :, 5]
         assert np.allclose(
-            centre, 1 - trained[0].rounds[-1]["accuracy"]
+            center, 1 - trained[0].rounds[-1]["accuracy"]
         )  # lambda = 0 is the model that was evaluated last
         assert np.allclose(arrays["loss"][:, :, 5], trained[0].rounds[-1]["loss"], rtol=1e-5)
     page = (folder / "report.html").read_text()
@@ -66,12 +66,12 @@ def test_the_valley_of_a_run_is_in_files_and_on_its_page(trained: list[Run], tmp
     assert pairs["asymmetry_of_one"] == pytest.approx(np.abs(one).mean()) and any(one)
     assert (single["num_draws"], single["asymmetry_low"]) == (1, None) and single["asymmetry"] != 0
     before = {file: Path(file).read_bytes() for file in found["files"]}
-    analyse(*words)
+    analyze(*words)
     assert before == {file: Path(file).read_bytes() for file in found["files"]}
 
 
 def test_a_surface(trained: list[Run], tmp_path: Path) -> None:
-    found = analyse("valley", trained[0].path, "--surface", "--points", 5, "--out", tmp_path)
+    found = analyze("valley", trained[0].path, "--surface", "--points", 5, "--out", tmp_path)
     with np.load(tmp_path / "surface.npz") as arrays:
         assert arrays["error"].shape == (5, 5)
         assert arrays["error"][2, 2] == pytest.approx(1 - trained[0].rounds[-1]["accuracy"])
@@ -80,7 +80,7 @@ def test_a_surface(trained: list[Run], tmp_path: Path) -> None:
 
 def test_the_trajectory_of_a_run_begins_at_its_start_and_ends_at_its_model(trained: list[Run], tmp_path: Path) -> None:
     folder = shutil.copytree(trained[0].path, tmp_path / "run")
-    found = analyse("trajectory", folder, "--points", 5)
+    found = analyze("trajectory", folder, "--points", 5)
     path, rounds = found["curves"], trained[0].rounds
     assert [row["round"] for row in path] == [0, 2, 4, 6, 8, 10]
     assert (path[-1]["x"], path[-1]["y"]) == (0, 0) and path[0]["x"] > 0
@@ -98,29 +98,29 @@ def test_the_trajectory_of_a_run_begins_at_its_start_and_ends_at_its_model(train
     assert "--points=2" in refused("trajectory", folder, "--points", 2)
 
 
-def test_with_batch_norm_the_evaluated_model_is_told_from_the_centre(tmp_path: Path) -> None:
+def test_with_batch_norm_the_evaluated_model_is_told_from_the_center(tmp_path: Path) -> None:
     settings = {"rounds": 2, "callbacks": [], "model": {"name": "cnn"}, "results": {"root": str(tmp_path)}}
     done = run({**settings, "client": {"local_epochs": 1}})
     words = ("--points", 3, "--draws", 1, "--scales", 1, "--out", tmp_path)
-    anew, own = (analyse("valley", done.path, *words, "--statistics", num) for num in (50, 0))
+    anew, own = (analyze("valley", done.path, *words, "--statistics", num) for num in (50, 0))
     evaluated = {"loss": done.rounds[-1]["loss"], "error": 1 - done.rounds[-1]["accuracy"]}
-    assert anew["facts"]["own_centre"] == own["facts"]["centre"] == pytest.approx(evaluated, rel=1e-4)
-    assert anew["facts"]["centre"]["loss"] != pytest.approx(evaluated["loss"], rel=1e-2)
-    assert "own_centre" not in own["facts"] and own["curves"][0]["loss"]["centre"] == pytest.approx(evaluated["loss"])
-    ends = analyse("interpolate", done.path, done.path, "--points", 4, "--samples", 50, "--out", tmp_path)["facts"]
+    assert anew["facts"]["own_center"] == own["facts"]["center"] == pytest.approx(evaluated, rel=1e-4)
+    assert anew["facts"]["center"]["loss"] != pytest.approx(evaluated["loss"], rel=1e-2)
+    assert "own_center" not in own["facts"] and own["curves"][0]["loss"]["center"] == pytest.approx(evaluated["loss"])
+    ends = analyze("interpolate", done.path, done.path, "--points", 4, "--samples", 50, "--out", tmp_path)["facts"]
     assert ends["own_ends"][0] == ends["own_ends"][1] and ends["own_ends"][0]["error"] != ends["first"]
 
 
 def test_a_checkpoint_and_a_file_of_weights_are_looked_at_as_the_run_is(trained: list[Run], tmp_path: Path) -> None:
     done = trained[0]
     words = ("--points", 5, "--draws", 1, "--scales", 1)
-    whole = analyse("valley", done.path, *words, "--out", tmp_path / "a")
-    checkpoint = analyse("valley", done.path / "checkpoints" / "round-000010", *words, "--out", tmp_path / "b")
+    whole = analyze("valley", done.path, *words, "--out", tmp_path / "a")
+    checkpoint = analyze("valley", done.path / "checkpoints" / "round-000010", *words, "--out", tmp_path / "b")
     weights = tmp_path / "weights.safetensors"
     save_file(load_file(done.path / "model.safetensors"), weights)
-    of_file = analyse("valley", weights, "--model", "mlp", *words, "--out", tmp_path / "c")
+    of_file = analyze("valley", weights, "--model", "mlp", *words, "--out", tmp_path / "c")
     assert whole["curves"] == checkpoint["curves"] == of_file["curves"]
-    earlier = analyse("valley", done.path / "checkpoints" / "round-000006", *words, "--out", tmp_path / "d")
+    earlier = analyze("valley", done.path / "checkpoints" / "round-000006", *words, "--out", tmp_path / "d")
     assert earlier["curves"] != whole["curves"]
     assert not (done.path / "analysis" / "valley.json").exists()
 
@@ -160,7 +160,7 @@ def test_paths_that_are_nothing(trained: list[Run], tmp_path: Path) -> None:
 
 
 def test_between_two_runs(trained: list[Run], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    found = analyse("interpolate", trained[0].path, trained[1].path, "--points", 31, "--out", tmp_path)
+    found = analyze("interpolate", trained[0].path, trained[1].path, "--points", 31, "--out", tmp_path)
     assert "hold out other test samples" in caplog.text  # the seeds differ
     facts = found["facts"]
     first, second = (1 - done.rounds[-1]["accuracy"] for done in trained)
@@ -177,10 +177,10 @@ def test_between_two_runs(trained: list[Run], tmp_path: Path, caplog: pytest.Log
 
 @pytest.mark.needs("signs")
 def test_signs_of_runs(trained: list[Run], tmp_path: Path) -> None:
-    alone = analyse("signs", trained[0].path, "--out", tmp_path / "alone")
+    alone = analyze("signs", trained[0].path, "--out", tmp_path / "alone")
     assert alone["summary"][0]["first"] == "initial" and alone["summary"][0]["same_sign_ratio"] > 0.7
     assert (tmp_path / "alone" / "signs-rounds.svg").exists()  # this run watched its clients
-    pair = analyse("signs", trained[0].path, trained[1].path, "--out", tmp_path / "pair")
+    pair = analyze("signs", trained[0].path, trained[1].path, "--out", tmp_path / "pair")
     assert pair["summary"][0]["same_sign_ratio"] == pytest.approx(0.5, abs=0.1)  # of two random starts
     assert "the same path was given twice" in refused("signs", trained[0].path, trained[0].path)
 
@@ -201,9 +201,9 @@ def test_python_finds_what_the_command_finds(
 ) -> None:
     runs = trained[:num_runs]
     words = [word for name, value in options.items() for word in (f"--{name}", value)[: 1 if value is True else 2]]
-    expected = analyse(command, *(each.path for each in runs), *words, "--out", tmp_path / "command")
+    expected = analyze(command, *(each.path for each in runs), *words, "--out", tmp_path / "command")
     for sources in (runs, [str(each.path) for each in runs]):
-        found = getattr(fedsign.analyse, command)(*sources, **options)
+        found = getattr(fedsign.analyze, command)(*sources, **options)
         assert found.as_json() | {"files": expected["files"]} == expected
     written = found.write(tmp_path / "python")
     assert [path.name for path in written] == [Path(file).name for file in expected["files"]]
@@ -215,7 +215,7 @@ def test_python_finds_what_the_command_finds(
 
 
 def test_curvature_of_a_run(trained: list[Run], tmp_path: Path) -> None:
-    facts = analyse("curvature", trained[0].path, "--draws", 8, "--samples", 100, "--out", tmp_path)["facts"]
+    facts = analyze("curvature", trained[0].path, "--draws", 8, "--samples", 100, "--out", tmp_path)["facts"]
     assert facts["smallest"] < facts["largest"] and facts["trace"] > 0
     assert abs(facts["cosine_signs_gradient"]) < 0.2
 
@@ -234,7 +234,7 @@ def test_tables_for_people(
     command: str, num_runs: int, options: list[Any], said: str, trained: list[Run], tmp_path: Path
 ) -> None:
     words = [command, *(done.path for done in trained[:num_runs]), *options, "--out", tmp_path]
-    done = CliRunner().invoke(app, ["analyse", *map(str, words)], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["analyze", *map(str, words)], catch_exceptions=False)
     assert done.exit_code == 0 and said in done.output
 
 
