@@ -12,7 +12,7 @@ from typing import Protocol
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
 from fedsign.extensions import extensions
-from fedsign.records import Failure, ReplyStack, TrainReply, TrainRequest, failure_of
+from fedsign.records import CohortReply, Failure, TrainReply, TrainRequest, failure_of
 from fedsign.workload import Workload
 
 
@@ -45,7 +45,7 @@ class MiddlewareTrainer:
 
     def train_many(
         self, requests: Iterable[TrainRequest], states: ClientStore
-    ) -> Iterator[TrainReply | ReplyStack | Failure]:
+    ) -> Iterator[TrainReply | CohortReply | Failure]:
         """Train the clients, with middleware before and after."""
         training: list[TrainRequest] = []
         applied: dict[int, Applied] = {}
@@ -62,14 +62,16 @@ class MiddlewareTrainer:
             if own:
                 applied[changed.partition] = changed, own
         for result in self._trainer.train_many(training, states):
-            if isinstance(result, ReplyStack):
+            if isinstance(result, CohortReply):
                 yield from self._of_stack(result, applied)
             elif isinstance(result, Failure) or result.partition not in applied:
                 yield result
             else:
                 yield _after(result, *applied[result.partition])
 
-    def _of_stack(self, stack: ReplyStack, applied: dict[int, Applied]) -> Iterator[TrainReply | ReplyStack | Failure]:
+    def _of_stack(
+        self, stack: CohortReply, applied: dict[int, Applied]
+    ) -> Iterator[TrainReply | CohortReply | Failure]:
         """Unstack the replies that have middleware; keep the others as a stack."""
         places = [place for place, partition in enumerate(stack.partitions) if partition in applied]
         if not places:

@@ -26,7 +26,7 @@ from fedsign.models.transform import prepare_training
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import unit_displacement
-from fedsign.records import LATE, Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
+from fedsign.records import LATE, CohortReply, Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, failure_of
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.tasks.base import CheckingTask
 from fedsign.workload import Workload
@@ -42,7 +42,7 @@ class LocalTrainer(Protocol):
 
     def train_many(
         self, requests: Iterable[TrainRequest], states: ClientStore
-    ) -> Iterator[TrainReply | ReplyStack | Failure]:
+    ) -> Iterator[TrainReply | CohortReply | Failure]:
         """Yield one reply or failure per request, in any order; replies may be combined into stacks."""
         ...
 

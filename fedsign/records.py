@@ -85,7 +85,7 @@ class CohortRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplyStack:
+class CohortReply:
     """Replies of K clients of one round, batched: tensors [K, ...], and lists of length K."""
 
     round: int
@@ -117,7 +117,7 @@ class ReplyStack:
             for place, partition in enumerate(self.partitions)
         ]
 
-    def without(self, places: Collection[int]) -> "ReplyStack":
+    def without(self, places: Collection[int]) -> "CohortReply":
         """The replies without the clients at these positions."""
         kept = [place for place in range(len(self)) if place not in places]
         return replace(
@@ -130,7 +130,7 @@ class ReplyStack:
         )
 
 
-Reply = TrainReply | ReplyStack
+Reply = TrainReply | CohortReply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,10 +164,10 @@ class Failure:
     details: str = ""
 
 
-def one_by_one(results: Iterable[TrainReply | ReplyStack | OtherT]) -> Iterator[TrainReply | OtherT]:
+def one_by_one(results: Iterable[TrainReply | CohortReply | OtherT]) -> Iterator[TrainReply | OtherT]:
     """Unbatch: one result per client."""
     for result in results:
-        if isinstance(result, ReplyStack):
+        if isinstance(result, CohortReply):
             yield from result.replies()
         else:
             yield result

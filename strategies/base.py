@@ -27,7 +27,7 @@ from fedsign.federation.aggregation import Aggregate as Aggregate  # re-exported
 from fedsign.federation.aggregation import Aggregator, weighted_mean
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
-from fedsign.records import CohortRequest, ObjectiveSpec, Reply, ReplyStack, Tensors, TrainReply
+from fedsign.records import CohortReply, CohortRequest, ObjectiveSpec, Reply, Tensors, TrainReply
 from fedsign.seeding import Purpose, generator
 from strategies.server_optim.base import ServerOptimizer
 
@@ -203,7 +203,7 @@ class Strategy(FlowerStrategy):
 
     def _weights(self, reply: Reply) -> list[float]:
         """The weight of a reply, or of each reply in a stack."""
-        replies = reply.replies() if isinstance(reply, ReplyStack) else [reply]
+        replies = reply.replies() if isinstance(reply, CohortReply) else [reply]
         weights = [self.weight(each) for each in replies]
         for each, weight in zip(replies, weights, strict=True):
             if not 0 < weight < float("inf"):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.plan import StackedBatch
+from clients.cohort.plan import CohortBatch
 from fedsign.records import Tensors
 from fedsign.tasks.base import Task
 from fedsign.tasks.classification import Classification
@@ -81,7 +81,7 @@ _FUNCTIONS: dict[type[nn.Module], Callable[[Any], Function]] = {
 }
 
 
-def stacked_layers(model: nn.Module) -> list[Layer] | None:
+def chain_layers(model: nn.Module) -> list[Layer] | None:
     """The layers of a chain of linear layers and elementwise functions; None for any other model."""
     layers: list[Layer] = []
     for name, module in model.named_modules(remove_duplicate=False):  # one ReLU may occur several times
@@ -109,7 +109,7 @@ class ChainGradient:
         self._ones = torch.ones(())
 
     def add(
-        self, theta: Tensors, batch: StackedBatch, into: Mapping[str, Tensor], *, beta: float, alpha: float
+        self, theta: Tensors, batch: CohortBatch, into: Mapping[str, Tensor], *, beta: float, alpha: float
     ) -> Tensor:
         """into <- beta into + alpha gradient, in place; returns the samples' losses [K, B].
 

@@ -14,7 +14,7 @@ from fedsign.records import Tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StackedContext:
+class CohortContext:
     """The clients' `LocalContext`s in one.  `received` and `shared` are stacked only if they differ."""
 
     received: Tensors
@@ -25,7 +25,7 @@ class StackedContext:
     unit_displacement: Sequence[float] | None  # [K]
     sizes: Mapping[str, int]
 
-    def first(self, num: int) -> "StackedContext":
+    def first(self, num: int) -> "CohortContext":
         """The context of the first clients."""
 
         def cut(tensors: Tensors) -> Tensors:
@@ -69,14 +69,14 @@ class StackedContext:
         return cast("tuple[Tensor, ...]", results)
 
 
-def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
+def cohort_context(contexts: Sequence[LocalContext]) -> CohortContext:
     """Combine the contexts of several clients."""
     first = contexts[0]
     others = [context for context in contexts if context is not first]
     received_differs = any(context.received is not first.received for context in others)
     shared_differs = any(not same_tensors(context.shared, first.shared) for context in others)
     displacements = [context.unit_displacement for context in contexts if context.unit_displacement is not None]
-    return StackedContext(
+    return CohortContext(
         received=stacked_tensors([context.received for context in contexts])
         if received_differs
         else dict(first.received),

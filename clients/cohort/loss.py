@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from clients.cohort.chain import Layer
-from clients.cohort.context import StackedContext
-from clients.cohort.modules import Draw, StackedModel
-from clients.cohort.plan import StackedBatch
+from clients.cohort.context import CohortContext
+from clients.cohort.modules import CohortModel, Draw
+from clients.cohort.plan import CohortBatch
 from fedsign.models.features import forward_with_features
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.records import Tensors
@@ -32,17 +32,17 @@ from fedsign.tasks.base import SampleTask
 # K = clients in the stack, B = samples in a batch
 
 
-class StackedLoss:
+class CohortLoss:
     """The clients' losses on a batch: the task's, and the objective's contrast."""
 
     def __init__(
-        self, model: StackedModel, task: SampleTask, objective: Objective, layers: list[Layer] | None = None
+        self, model: CohortModel, task: SampleTask, objective: Objective, layers: list[Layer] | None = None
     ) -> None:
-        """`layers` are the model's `stacked_layers`, found once for many rounds."""
+        """`layers` are the model's `chain_layers`, found once for many rounds."""
         self._model, self._task, self._objective, self._layers = model, task, objective, layers
 
     def __call__(
-        self, theta: Tensors, batch: StackedBatch, context: StackedContext, *, buffers: Tensors | None = None
+        self, theta: Tensors, batch: CohortBatch, context: CohortContext, *, buffers: Tensors | None = None
     ) -> tuple[Tensor, Tensor]:
         """The sum of the clients' losses without penalties, and the detached task losses per sample [K, B].
 
@@ -55,7 +55,7 @@ class StackedLoss:
             total = total + contrast.sum()
         return total, losses.detach()
 
-    def draws(self, theta: Tensors, batch: StackedBatch, context: StackedContext, *, buffers: Tensors) -> list[Draw]:
+    def draws(self, theta: Tensors, batch: CohortBatch, context: CohortContext, *, buffers: Tensors) -> list[Draw]:
         """The calls of dropout layers in a step, in order; updates `buffers`."""
         noted = self._model.batch.draws = list[Draw]()
         self._passed(theta, buffers, batch, context)
@@ -63,7 +63,7 @@ class StackedLoss:
         return noted
 
     def _passed(
-        self, theta: Tensors, buffers: Tensors, batch: StackedBatch, context: StackedContext
+        self, theta: Tensors, buffers: Tensors, batch: CohortBatch, context: CohortContext
     ) -> tuple[Tensor, Tensor | None]:
         """Outputs [K, B, outputs] and contrasts [K]."""
         if self._objective.contrasts:
@@ -77,14 +77,14 @@ class StackedLoss:
             x = layer(theta, x)
         return x, None
 
-    def _outputs(self, theta: Tensors, buffers: Tensors, batch: StackedBatch) -> Tensor:
+    def _outputs(self, theta: Tensors, buffers: Tensors, batch: CohortBatch) -> Tensor:
         """One client's outputs [B, outputs]."""
         self._model.batch.begin(batch.weights, batch.masks)
         outputs: Tensor = functional_call(self._model.module, {**theta, **buffers}, (batch.features,))
         return outputs
 
     def _contrasted(
-        self, context: LocalContext, theta: Tensors, buffers: Tensors, batch: StackedBatch
+        self, context: LocalContext, theta: Tensors, buffers: Tensors, batch: CohortBatch
     ) -> tuple[Tensor, Tensor]:
         """One client's outputs [B, outputs] and contrast; see [Note: means over true samples]."""
         module, features = self._model.module, batch.features
@@ -104,7 +104,7 @@ class StackedLoss:
 
 
 def penalty_gradient(
-    objective: Objective, theta: Tensors, context: StackedContext
+    objective: Objective, theta: Tensors, context: CohortContext
 ) -> Callable[[], Tensors | None] | None:
     """A function that returns the gradient of the penalties at the current theta [K, ...], as new tensors or None.
 
@@ -126,7 +126,7 @@ def _own(objective: Objective, theta: Tensors, context: LocalContext) -> Tensors
     }
 
 
-def by_autograd(objective: Objective, theta: Tensors, context: StackedContext) -> Tensors:
+def by_autograd(objective: Objective, theta: Tensors, context: CohortContext) -> Tensors:
     """The gradient of the summed penalties, which has each client's own gradient in its slice."""
 
     def penalty(context: LocalContext, theta: Mapping[str, Tensor]) -> tuple[Tensor]:

@@ -56,7 +56,7 @@ class Batch:
         self.masks = iter(masks)
 
 
-class StackedModel:
+class CohortModel:
     """A model in training mode whose BatchNorm and dropout layers use `batch`."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -17,7 +17,7 @@ from fedsign.optim.lean import made_lean, step_leanly
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
-class StackedOptimizer:
+class CohortOptimizer:
     """Steps the first clients of a stack."""
 
     def __init__(self, whole: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:

@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.chain import stacked_layers
+from clients.cohort.chain import chain_layers
 from clients.cohort.rules import COHORT
 from clients.cohort.section import CohortKeys
 from clients.cohort.trial import two_samples
@@ -39,7 +39,7 @@ def _is_faster(experiment: Experiment) -> bool:
     model, objective = experiment.model, experiment.objective
     is_fast = objective.has_gradient or not objective.has_penalty
     is_small = sum(parameter.numel() for parameter in model.parameters()) <= _MOST_PARAMETERS
-    return is_fast and is_small and stacked_layers(model) is not None and not COHORT.why_not(experiment)
+    return is_fast and is_small and chain_layers(model) is not None and not COHORT.why_not(experiment)
 
 
 def chunk_of(workload: Workload) -> int:

@@ -22,7 +22,7 @@ from fedsign.data.base import IntArray
 # K = clients in the stack, S = steps of the client with the most, B = samples of the largest batch
 
 
-class StackedBatch(NamedTuple):
+class CohortBatch(NamedTuple):
     """One step's batches of all clients [K, ...]; inside vmap, of a single one."""
 
     features: Tensor  # [K, B, ...]
@@ -30,13 +30,13 @@ class StackedBatch(NamedTuple):
     weights: Tensor  # [K, B]
     masks: Sequence[Tensor] = ()  # [K, B, ...], for dropout
 
-    def first(self, num: int) -> "StackedBatch":
+    def first(self, num: int) -> "CohortBatch":
         """The batches of the first clients, without masks."""
-        return StackedBatch(self.features[:num], self.targets[:num], self.weights[:num])
+        return CohortBatch(self.features[:num], self.targets[:num], self.weights[:num])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StackedPlan:
+class CohortPlan:
     """The steps of a stack.  `order[i]` is the index of the client at position i."""
 
     order: list[int]
@@ -47,11 +47,11 @@ class StackedPlan:
     loss_weights: Tensor  # [S, K] float64, weight of a batch in the last epoch's mean loss
 
 
-def stacked_plan(indices: Sequence[IntArray], rngs: Iterable[np.random.Generator], batching: Batching) -> StackedPlan:
+def cohort_plan(indices: Sequence[IntArray], rngs: Iterable[np.random.Generator], batching: Batching) -> CohortPlan:
     """Plan the steps of several clients; `indices` are the indices of their training samples.
 
     >>> rngs = [np.random.default_rng(0)]
-    >>> plan = stacked_plan([np.arange(5)], rngs, Batching(batch_size=3, epochs=1, steps=0))
+    >>> plan = cohort_plan([np.arange(5)], rngs, Batching(batch_size=3, epochs=1, steps=0))
     >>> plan.samples.tolist(), plan.lengths.tolist()
     ([[[2, 4, 3]], [[0, 1, 0]]], [[3], [2]])
     """
@@ -75,7 +75,7 @@ def stacked_plan(indices: Sequence[IntArray], rngs: Iterable[np.random.Generator
     place = np.arange(lengths.max())
     is_true = place < lengths[:, :, None]
     last_epoch = np.where(epoch == num - 1, lengths, 0)
-    return StackedPlan(
+    return CohortPlan(
         order=order,
         active=is_active.sum(1).tolist(),
         lengths=lengths,

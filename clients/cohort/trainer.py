@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from clients.batches import Batching
-from clients.cohort.context import same_tensors, stacked_context, stacked_tensors
-from clients.cohort.optim import StackedOptimizer
-from clients.cohort.plan import stacked_plan
-from clients.cohort.training import StackedTraining
+from clients.cohort.context import cohort_context, same_tensors, stacked_tensors
+from clients.cohort.optim import CohortOptimizer
+from clients.cohort.plan import cohort_plan
+from clients.cohort.training import CohortTraining
 from clients.local_trainers import chunks_of
 from clients.state.store import ClientStore
 from clients.trainer import learning_rate, load_state, to_device
@@ -32,7 +32,7 @@ from fedsign.models.transform import Packing, packing_of
 from fedsign.objectives.base import LocalContext
 from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import unit_displacement
-from fedsign.records import Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
+from fedsign.records import CohortReply, Failure, Tensors, TrainReply, TrainRequest, failure_of, roles_of
 from fedsign.seeding import Purpose, generator, torch_generator
 from fedsign.workload import Workload
 
@@ -53,7 +53,7 @@ class _Client:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Stack:
+class _TrainedChunk:
     """Trained clients: their models' tensors [K, ...] by name, and mean losses of the last epoch."""
 
     clients: Sequence[_Client]
@@ -75,11 +75,11 @@ class CohortTrainer:
             lambda lr: optimizer_of(client.optimizer, model, lr, client.weight_decay)
         )
         self._round: _Round | None = None
-        self._training = StackedTraining(workload, self._model)
+        self._training = CohortTraining(workload, self._model)
 
     def train_many(
         self, requests: Iterable[TrainRequest], states: ClientStore
-    ) -> Iterator[TrainReply | ReplyStack | Failure]:
+    ) -> Iterator[TrainReply | CohortReply | Failure]:
         """Yield each chunk's failures and its replies as one stack; different objectives or rounds are not mixed."""
         for chunk in chunks_of(requests, self._chunk):
             begun = [_attempted(partial(self._begun, request, states), request) for request in chunk]
@@ -105,7 +105,7 @@ class CohortTrainer:
             frozen_norms=self._batching.freezes_norms(num_samples),
         )
 
-    def _train(self, clients: Sequence[_Client]) -> list[_Stack | Failure]:
+    def _train(self, clients: Sequence[_Client]) -> list[_TrainedChunk | Failure]:
         """Train the clients in one stack, or individually if that raises."""
         if not clients:
             return []
@@ -116,7 +116,7 @@ class CohortTrainer:
                 return [failure_of(clients[0].request.partition, error)]
             return [result for client in clients for result in self._train([client])]
 
-    def _train_stack(self, clients: Sequence[_Client]) -> _Stack:
+    def _train_stack(self, clients: Sequence[_Client]) -> _TrainedChunk:
         # BatchNorm's mode belongs to the module, so clients in eval and training mode need separate stacks.
         frozen = clients[0].frozen_norms
         if others := [client for client in clients if client.frozen_norms != frozen]:
@@ -124,7 +124,7 @@ class CohortTrainer:
             return _joined([self._train_stack(alike), self._train_stack(others)], clients)
         seed, round, objective = self._workload.config.seed, clients[0].request.round, clients[0].round.objective
         partitions = [client.request.partition for client in clients]
-        plan = stacked_plan(
+        plan = cohort_plan(
             [self._workload.partition[partition] for partition in partitions],
             (generator(seed, Purpose.BATCHES, round=round, partition=partition) for partition in partitions),
             self._batching,
@@ -141,20 +141,20 @@ class CohortTrainer:
             theta,
             buffers,
             objective,
-            StackedOptimizer(clients[0].round.optimizer, self._model.parameters()),
+            CohortOptimizer(clients[0].round.optimizer, self._model.parameters()),
             plan,
-            stacked_context([client.context for client in ordered]),
+            cohort_context([client.context for client in ordered]),
             streams,
             frozen_norms=frozen,
         )
-        trained = _Stack(clients=ordered, tensors=theta | buffers, train_losses=losses)
+        trained = _TrainedChunk(clients=ordered, tensors=theta | buffers, train_losses=losses)
         return trained if plan.order == sorted(plan.order) else _joined([trained], clients)
 
-    def _replies(self, stack: _Stack, states: ClientStore) -> Iterator[TrainReply | ReplyStack | Failure]:
+    def _replies(self, stack: _TrainedChunk, states: ClientStore) -> Iterator[TrainReply | CohortReply | Failure]:
         """Save the clients' states, then reply as one stack."""
         objective, partitions = stack.clients[0].round.objective, [each.request.partition for each in stack.clients]
         tensors = self._packing.packed(stack.tensors)
-        replies = ReplyStack(
+        replies = CohortReply(
             round=stack.clients[0].request.round,
             partitions=partitions,
             tensors={name: tensors[name].cpu() for name in self._roles},
@@ -181,7 +181,7 @@ class CohortTrainer:
         if len(replies):
             yield replies
 
-    def _keep(self, stack: _Stack, place: int, states: ClientStore) -> Tensors:
+    def _keep(self, stack: _TrainedChunk, place: int, states: ClientStore) -> Tensors:
         """Save a client's state; return its auxiliary tensors."""
         client, packing = stack.clients[place], self._packing
         request, context, objective, next_state = client.request, client.context, client.round.objective, Tensors()
@@ -272,7 +272,7 @@ def _copies(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:
     return stacked_tensors(trees)
 
 
-def _joined(stacks: Sequence[_Stack], clients: Sequence[_Client]) -> _Stack:
+def _joined(stacks: Sequence[_TrainedChunk], clients: Sequence[_Client]) -> _TrainedChunk:
     """Concatenate stacks, in the order of `clients`."""
     found = {id(client): place for place, client in enumerate(client for stack in stacks for client in stack.clients)}
     places = [found[id(client)] for client in clients]
@@ -281,7 +281,7 @@ def _joined(stacks: Sequence[_Stack], clients: Sequence[_Client]) -> _Stack:
     if len(stacks) > 1:
         tensors = {name: torch.cat([stack.tensors[name] for stack in stacks]) for name in tensors}
     order = torch.tensor(places, device=next(iter(tensors.values())).device)
-    return _Stack(
+    return _TrainedChunk(
         clients=clients,
         tensors={name: tensor.index_select(0, order) for name, tensor in tensors.items()},
         train_losses=[losses[place] for place in places],

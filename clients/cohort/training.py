@@ -11,12 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.chain import chain_gradient, stacked_layers
-from clients.cohort.context import StackedContext
-from clients.cohort.loss import StackedLoss, penalty_gradient
-from clients.cohort.modules import Draw, StackedModel, drawn_masks
-from clients.cohort.optim import StackedOptimizer, clip_each
-from clients.cohort.plan import StackedBatch, StackedPlan
+from clients.cohort.chain import chain_gradient, chain_layers
+from clients.cohort.context import CohortContext
+from clients.cohort.loss import CohortLoss, penalty_gradient
+from clients.cohort.modules import CohortModel, Draw, drawn_masks
+from clients.cohort.optim import CohortOptimizer, clip_each
+from clients.cohort.plan import CohortBatch, CohortPlan
 from fedsign.data.base import IntArray, Samples
 from fedsign.models.batch_norm import freeze_batch_norm
 from fedsign.models.transform import packing_of
@@ -31,7 +31,7 @@ _AT_ONCE = 8 * 2**20  # bytes of features
 # K = clients in a stack, n = those that take part in a step, S = steps, B = samples of the largest batch
 
 
-class StackedTraining:
+class CohortTraining:
     """Local training of stacks for one workload, prepared once for all rounds."""
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
@@ -39,8 +39,8 @@ class StackedTraining:
         self._samples = cast(Samples, workload.training_samples)
         self.task = cast(SampleTask, workload.training_task)
         self.workload = workload
-        self.model = StackedModel(model)
-        self.layers = stacked_layers(model)
+        self.model = CohortModel(model)
+        self.layers = chain_layers(model)
         self.chain = chain_gradient(self.layers, self.task, self._samples.shape)
         self.masks = packing_of(model).masks
 
@@ -54,9 +54,9 @@ class StackedTraining:
         theta: Tensors,
         buffers: Tensors,
         objective: Objective,
-        optimizer: StackedOptimizer,
-        plan: StackedPlan,
-        context: StackedContext,
+        optimizer: CohortOptimizer,
+        plan: CohortPlan,
+        context: CohortContext,
         streams: Sequence[torch.Generator] = (),
         *,
         frozen_norms: bool = False,
@@ -76,7 +76,7 @@ class StackedTraining:
                 freeze_batch_norm(self.model.module)
         with torch.no_grad():
             for place, (features, targets) in enumerate(self._batches(plan.samples.to(some.device))):
-                num, batch, kept = plan.active[place], StackedBatch(features, targets, weights[place]), losses[place]
+                num, batch, kept = plan.active[place], CohortBatch(features, targets, weights[place]), losses[place]
                 step.take_part(num, theta, buffers, context)
                 if num < len(kept):
                     batch, kept = batch.first(num), kept[:num]
@@ -119,9 +119,9 @@ class StackedTraining:
 class _Step:
     """A local step of the clients that still take part."""
 
-    def __init__(self, training: StackedTraining, objective: Objective, optimizer: StackedOptimizer) -> None:
+    def __init__(self, training: CohortTraining, objective: Objective, optimizer: CohortOptimizer) -> None:
         self._chain = None if objective.contrasts else training.chain
-        self._loss = StackedLoss(training.model, training.task, objective, training.layers)
+        self._loss = CohortLoss(training.model, training.task, objective, training.layers)
         self._objective, self._optimizer = objective, optimizer
         self._clip_norm, self._masks = training.workload.config.client.clip_norm, training.masks
         self._reads_context = self._chain is None or objective.has_penalty
@@ -129,10 +129,10 @@ class _Step:
         self._theta: Tensors = {}
         self._buffers: Tensors = {}
         self._gradient: Tensors = {}
-        self._context: StackedContext
+        self._context: CohortContext
         self._penalty: Callable[[], Tensors | None] | None = None
 
-    def take_part(self, num: int, theta: Tensors, buffers: Tensors, context: StackedContext) -> None:
+    def take_part(self, num: int, theta: Tensors, buffers: Tensors, context: CohortContext) -> None:
         """Restrict the following steps to the first `num` clients."""
         if num == self._num:
             return
@@ -144,14 +144,14 @@ class _Step:
             self._penalty = penalty_gradient(self._objective, self._theta, self._context)
         self._gradient = {name: tensor[:num] for name, tensor in self._gradient.items()}
 
-    def draws(self, batch: StackedBatch) -> list[Draw]:
+    def draws(self, batch: CohortBatch) -> list[Draw]:
         """The dropout calls of a step, found by a pass of the first client without side effects."""
         theta, buffers = (
             {name: tensor[:1].clone() for name, tensor in each.items()} for each in (self._theta, self._buffers)
         )
         return self._loss.draws(theta, batch.first(1), self._context.first(1), buffers=buffers)
 
-    def __call__(self, batch: StackedBatch) -> Tensor:
+    def __call__(self, batch: CohortBatch) -> Tensor:
         """Update the parameters; return the samples' task losses [n, B]."""
         descent = self._optimizer.descent
         pull = None if self._penalty is None else self._penalty()
@@ -165,7 +165,7 @@ class _Step:
         self._optimizer.step(list(self._theta.values()), gradients)
         return losses
 
-    def _gradient_of(self, pull: Tensors | None, batch: StackedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def _gradient_of(self, pull: Tensors | None, batch: CohortBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
         if self._chain is not None:
             if pull is None and not self._gradient:
                 self._gradient = {name: torch.empty_like(tensor) for name, tensor in self._theta.items()}

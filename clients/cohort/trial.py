@@ -6,12 +6,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.chain import stacked_layers
-from clients.cohort.context import StackedContext, stacked_context
-from clients.cohort.loss import StackedLoss, by_autograd, penalty_gradient
-from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
+from clients.cohort.chain import chain_layers
+from clients.cohort.context import CohortContext, cohort_context
+from clients.cohort.loss import CohortLoss, by_autograd, penalty_gradient
+from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, CohortModel
 from clients.cohort.optim import ELEMENTWISE
-from clients.cohort.plan import StackedBatch
+from clients.cohort.plan import CohortBatch
 from clients.model_probes import dropouts, mixes_samples, moved_buffer, shares_tensors
 from fedsign.compatibility import Experiment, Unless
 from fedsign.data.base import Samples
@@ -55,13 +55,13 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
     state = objective.initial_state(received) if objective.has_state else {}
     sizes = {name: tensor.numel() for name, tensor in received.items()}
     alone = LocalContext(received=received, state=state, shared={}, unit_displacement=1.0, sizes=sizes)
-    context = stacked_context([alone, replace(alone, unit_displacement=2.0)])
+    context = cohort_context([alone, replace(alone, unit_displacement=2.0)])
     targets = samples.targets[:1].expand(2, 2).contiguous()
     weights = torch.full((2, 2), 0.5, device=pair.device, dtype=next(iter(received.values())).dtype)
-    stacked, features = StackedModel(model), torch.stack([pair, pair])
+    stacked, features = CohortModel(model), torch.stack([pair, pair])
     buffers = {name: torch.stack([buffer, buffer]) for name, buffer in model.named_buffers()}
-    loss = StackedLoss(stacked, task, objective, stacked_layers(model))
-    batch = StackedBatch(features, targets, weights)
+    loss = CohortLoss(stacked, task, objective, chain_layers(model))
+    batch = CohortBatch(features, targets, weights)
     if stacked.draws:
         drawn = loss.draws(theta, batch, context, buffers=buffers)
         batch = batch._replace(masks=tuple(weights.new_ones(2, 2, *draw.shape) for draw in drawn))
@@ -79,7 +79,7 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
 
 
 @torch.no_grad()
-def _pulls_each_by_itself(objective: Objective, theta: Tensors, context: StackedContext) -> bool:
+def _pulls_each_by_itself(objective: Objective, theta: Tensors, context: CohortContext) -> bool:
     """Whether the stack's penalty gradient is each client's own, even after its first result was overwritten."""
     gradient = penalty_gradient(objective, theta, context)
     if gradient is None:

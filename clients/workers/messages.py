@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Role, Tensors, TrainReply, TrainRequest
+from fedsign.records import CohortReply, Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
 from fedsign.transport.connection import Message
 
-Result = TrainReply | ReplyStack | Failure
+Result = TrainReply | CohortReply | Failure
 
 
 def request_message(request: TrainRequest) -> Message:
@@ -30,14 +30,14 @@ def request_from(message: Message, tensors: Tensors, shared: Tensors | None = No
 
 def partitions_of(result: Result) -> list[int]:
     """The partitions of a result."""
-    return list(result.partitions) if isinstance(result, ReplyStack) else [result.partition]
+    return list(result.partitions) if isinstance(result, CohortReply) else [result.partition]
 
 
 def result_message(result: Result) -> Message:
     """A result without its tensors."""
     if isinstance(result, Failure):
         return {"failed": asdict(result)}
-    who = "partitions" if isinstance(result, ReplyStack) else "partition"
+    who = "partitions" if isinstance(result, CohortReply) else "partition"
     return {"reply": {name: getattr(result, name) for name in ("round", who, "num_examples", "metrics", "has_state")}}
 
 
@@ -45,5 +45,5 @@ def result_from(message: Message, roles: Mapping[str, Role], tensors: Tensors, e
     """Reconstruct a result."""
     if "failed" in message:
         return Failure(**message["failed"])
-    kind = ReplyStack if "partitions" in message["reply"] else TrainReply
+    kind = CohortReply if "partitions" in message["reply"] else TrainReply
     return kind(**message["reply"], tensors=tensors, roles=roles, extra=extra)

@@ -33,7 +33,7 @@ from clients.workers.messages import Result, partitions_of, request_message, res
 from clients.workers.queue import Queue, Unit
 from clients.workers.shared_data import TrainingProcesses
 from fedsign.errors import ConfigError, DiskFullError, EngineError
-from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainRequest, failure_of
+from fedsign.records import LATE, CohortReply, Failure, Tensors, TrainRequest, failure_of
 from fedsign.transport.connection import Message, poll
 from fedsign.transport.process import ChildProcess
 from fedsign.transport.tensors import Layout
@@ -332,7 +332,7 @@ class Workers:
         known = [place for place, partition in enumerate(partitions) if partition in unit.answered]
         if len(known) == len(partitions):
             return
-        if known and isinstance(result, ReplyStack):
+        if known and isinstance(result, CohortReply):
             result = result.without(known)
         unit.answered.update(partitions)
         call.ready.append((result, unit if len(unit.answered) == len(unit.requests) else None))

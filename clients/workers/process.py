@@ -21,7 +21,7 @@ from clients.trainer import LocalTrainer, make_optimizer
 from clients.workers.messages import Result, partitions_of, request_from, result_message
 from clients.workers.shared_data import workload_from
 from fedsign.errors import DiskFullError, FedSignError
-from fedsign.records import Failure, ReplyStack, Tensors, TrainRequest, failure_of
+from fedsign.records import CohortReply, Failure, Tensors, TrainRequest, failure_of
 from fedsign.transport.connection import Connection, Message
 from fedsign.transport.tensors import Layout, SharedFile
 from fedsign.workload import Workload
@@ -140,7 +140,7 @@ def _told(result: Result, partitions: list[int], unit: _Unit, states: _Given) ->
     saved = {partition: states.saved.pop(partition) for partition in partitions if partition in states.saved}
     all_tensors = [result.tensors, result.extra, *(state for _, state in saved.values())]
     for place, tensors in enumerate(all_tensors):
-        is_one_model = place == 0 and not isinstance(result, ReplyStack)
+        is_one_model = place == 0 and not isinstance(result, CohortReply)
         layout = Layout.of(tensors, contiguous=is_one_model)  # like the copies made in a single process
         layout.write(tensors, unit.memory[unit.start :])
         unit.start += layout.num_bytes

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsign.errors import RoundError
-from fedsign.records import Reply, ReplyStack, Role, Tensors
+from fedsign.records import CohortReply, Reply, Role, Tensors
 
 T = TypeVar("T")
 LARGEST_VALUE = 2.0**44  # limit on magnitudes in a reply: float32 can hold the sum of 2**40 squares of it
@@ -152,7 +152,7 @@ def weighted_mean(
     roles: Mapping[str, Role] = {}
     for reply in replies:
         roles, weights = reply.roles, weigh(reply) if weigh is not None else None
-        if isinstance(reply, ReplyStack):
+        if isinstance(reply, CohortReply):
             ones = [1.0] * len(reply)
             total.add_stack(reply.tensors, weights or ones)
             if reply.extra:

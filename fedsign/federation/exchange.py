@@ -17,10 +17,10 @@ from torch import Tensor
 from fedsign.errors import ReplyError, RoundError
 from fedsign.federation.aggregation import LARGEST_VALUE, Spread, in_slot_order, is_finite
 from fedsign.records import (
+    CohortReply,
     CohortRequest,
     Failure,
     Reply,
-    ReplyStack,
     Role,
     Tensors,
     TrainReply,
@@ -30,7 +30,7 @@ from fedsign.records import (
 from fedsign.storage.results import Line
 
 MaxExamples = Callable[[int], int]  # partition -> upper limit of a reply's num_examples
-TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | ReplyStack | Failure]]
+TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | CohortReply | Failure]]
 
 
 @dataclass(slots=True)
@@ -244,9 +244,9 @@ class DirectExchange(Exchange):
                 case TrainReply():
                     if (one := self._take_in(reply, request)) is not None:
                         yield one
-                case ReplyStack() if self.encoding is not None:
+                case CohortReply() if self.encoding is not None:
                     yield from filter(None, (self._take_in(one, request) for one in reply.replies()))
-                case ReplyStack():
+                case CohortReply():
                     if len(good := self._take_in_stack(reply, request)):
                         yield good
 
@@ -279,7 +279,7 @@ class DirectExchange(Exchange):
             for partition in waiting
         ]
         for result in self._train_many(requests):
-            if isinstance(result, ReplyStack):
+            if isinstance(result, CohortReply):
                 first, *others = sorted(waiting.pop(partition) for partition in result.partitions)
                 yield first, result
                 yield from ((slot, None) for slot in others)
@@ -311,7 +311,7 @@ class DirectExchange(Exchange):
         self._count(reply, sent, [reply.partition], [reply.num_examples], [reply.metrics])
         return reply
 
-    def _take_in_stack(self, stack: ReplyStack, request: CohortRequest) -> ReplyStack:
+    def _take_in_stack(self, stack: CohortReply, request: CohortRequest) -> CohortReply:
         """Validate batched replies: account for valid ones, record failures for the others; returns the valid ones."""
         first = {name: tensor[0] for name, tensor in stack.tensors.items()}
         try:
@@ -341,7 +341,7 @@ class DirectExchange(Exchange):
             self._count(stack, stack.tensors, stack.partitions, stack.num_examples, each)
         return stack
 
-    def _without_diverged(self, stack: ReplyStack) -> ReplyStack:
+    def _without_diverged(self, stack: CohortReply) -> CohortReply:
         diverged = []
         for place, reply in enumerate(stack.replies()):
             try:

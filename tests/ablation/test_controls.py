@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.cohort.context import StackedContext
+from clients.cohort.context import CohortContext
 from clients.cohort.loss import penalty_gradient
 from fedsign.ablation.moon_part import MoonPart
 from fedsign.ablation.sign_push import SignPush
@@ -65,7 +65,7 @@ def numerical(objective: Objective, theta: Tensors, given: LocalContext) -> Tens
 def test_the_gradient_is_that_of_finite_differences_on_both_paths(sign: Any, form: Any, reduction: Any) -> None:
     objective, theta, given = SignPush(sign=sign, form=form, gamma=0.3, reduction=reduction), drawn(0), context()
     expected, found = numerical(objective, theta, given), objective.penalty_gradient(theta, given)
-    stack = StackedContext(
+    stack = CohortContext(
         received=dict(given.received),
         received_is_stacked=False,
         state={},

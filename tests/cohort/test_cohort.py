@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from clients.batches import Batching
-from clients.cohort.chain import stacked_layers
-from clients.cohort.context import StackedContext
-from clients.cohort.loss import StackedLoss
-from clients.cohort.modules import StackedModel
+from clients.cohort.chain import chain_layers
+from clients.cohort.context import CohortContext
+from clients.cohort.loss import CohortLoss
+from clients.cohort.modules import CohortModel
 from clients.cohort.paths import chunk_of, on_path
-from clients.cohort.plan import StackedBatch, stacked_plan
+from clients.cohort.plan import CohortBatch, cohort_plan
 from clients.cohort.trainer import CohortTrainer
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer, check_training
@@ -271,8 +271,8 @@ def test_the_table_is_not_vacuous(tmp_path: Path) -> None:
     for index, one in enumerate(results):
         for other in results[:index]:
             assert any((one[name] - other[name]).norm() > 1e-4 * one[name].norm() for name in one)
-    assert stacked_layers(work.make_model()) is not None
-    assert stacked_layers(workload(model=MODELS["mapped"]).make_model()) is None
+    assert chain_layers(work.make_model()) is not None
+    assert chain_layers(workload(model=MODELS["mapped"]).make_model()) is None
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_a_plan_holds_the_batches_of_the_schedule_and_padding_weighs_nothing(dat
     join_last = data.draw(st.booleans())
     rngs = [np.random.default_rng(client) for client in range(len(sizes))]
     batching = Batching(batch_size=batch_size, epochs=epochs, steps=steps, join_last=join_last)
-    plan = stacked_plan(indices, rngs, batching)
+    plan = cohort_plan(indices, rngs, batching)
     assert sorted(plan.order) == list(range(len(sizes)))
     for place, client in enumerate(plan.order):
         rng = np.random.default_rng(client)
@@ -365,10 +365,10 @@ def test_padded_samples_contribute_nothing_to_loss_and_gradient(model: str, obje
     work = workload(torch.float64, model=MODELS[model])
     network, task = work.make_model(), Classification()
     part = MoonObjective() if objective == "moon" else Objective()
-    loss = StackedLoss(StackedModel(network), task, part, stacked_layers(network))
+    loss = CohortLoss(CohortModel(network), task, part, chain_layers(network))
     received = {name: parameter.detach() for name, parameter in network.named_parameters()}
     away = {name: torch.stack([tensor + 0.05, tensor * 0.9]) for name, tensor in received.items()}
-    context = StackedContext(
+    context = CohortContext(
         received=received, received_is_stacked=False, state={name: 1.1 * tensor for name, tensor in away.items()},
         shared={}, shared_is_stacked=False, unit_displacement=None, sizes={},
     )  # fmt: skip
@@ -378,7 +378,7 @@ def test_padded_samples_contribute_nothing_to_loss_and_gradient(model: str, obje
 
     def gradients(features: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         theta = {name: tensor.clone().requires_grad_() for name, tensor in away.items()}
-        total, losses = loss(theta, StackedBatch(features, targets, weights), context)
+        total, losses = loss(theta, CohortBatch(features, targets, weights), context)
         return (losses * weights).sum(1), list(torch.autograd.grad(total, list(theta.values())))
 
     losses, found = gradients(features, targets)

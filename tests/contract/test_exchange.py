@@ -15,10 +15,10 @@ from fedsign.federation.aggregation import LARGEST_VALUE, Spread
 from fedsign.federation.exchange import DirectExchange, MaxExamples, check_finite
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import (
+    CohortReply,
     CohortRequest,
     Failure,
     ObjectiveSpec,
-    ReplyStack,
     Role,
     Tensors,
     TrainReply,
@@ -126,8 +126,8 @@ def reply(partition: int, **tensors: Any) -> TrainReply:
     )
 
 
-def stacked(*replies: TrainReply) -> ReplyStack:
-    return ReplyStack(
+def stacked(*replies: TrainReply) -> CohortReply:
+    return CohortReply(
         round=1,
         partitions=[each.partition for each in replies],
         tensors={name: torch.stack([each.tensors[name] for each in replies]) for name in ROLES},
@@ -138,9 +138,9 @@ def stacked(*replies: TrainReply) -> ReplyStack:
 
 
 def exchange(
-    *results: TrainReply | ReplyStack | Failure, max_examples: MaxExamples = lambda partition: 1000
+    *results: TrainReply | CohortReply | Failure, max_examples: MaxExamples = lambda partition: 1000
 ) -> DirectExchange:
-    def train_many(requests: Sequence[TrainRequest]) -> Iterator[TrainReply | ReplyStack | Failure]:
+    def train_many(requests: Sequence[TrainRequest]) -> Iterator[TrainReply | CohortReply | Failure]:
         yield from results
 
     return DirectExchange(train_many, num_partitions=100, roles=ROLES, max_examples=max_examples)
@@ -152,7 +152,7 @@ def taken(link: DirectExchange, request: CohortRequest) -> list[int]:
     return [
         partition
         for answer in answers
-        for partition in (answer.partitions if isinstance(answer, ReplyStack) else [answer.partition])
+        for partition in (answer.partitions if isinstance(answer, CohortReply) else [answer.partition])
     ]
 
 

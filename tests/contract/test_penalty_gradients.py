@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from clients.cohort.context import StackedContext
+from clients.cohort.context import CohortContext
 from clients.cohort.loss import by_autograd, penalty_gradient
 from clients.local_step import LocalStep
 from clients.working_model import WorkingModel
@@ -107,7 +107,7 @@ def test_the_gradient_of_a_stack_is_each_clients(name: str, shared: str, receive
         clients = [replace(each, received=clients[0].received) for each in clients]
     if shared != "stacked":
         clients = [replace(each, shared={} if shared == "nothing" else clients[0].shared) for each in clients]
-    stack = StackedContext(
+    stack = CohortContext(
         received={key: torch.stack([each.received[key] for each in clients]) for key in SHAPES}
         if received_is_stacked
         else dict(clients[0].received),

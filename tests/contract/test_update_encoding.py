@@ -12,7 +12,7 @@ import torch
 from fedsign import workload
 from fedsign.errors import ReplyError
 from fedsign.federation.exchange import DirectExchange, UpdateEncoding
-from fedsign.records import Failure, ReplyStack, Role, Tensors, TrainReply, TrainRequest
+from fedsign.records import CohortReply, Failure, Role, Tensors, TrainReply, TrainRequest
 from simulations import run
 from tests.contract.test_exchange import ROLES, SERVED, cohort, reply, stacked, taken, tree
 from tests.contract.test_strategies import lines
@@ -62,8 +62,8 @@ def encode_with(monkeypatch: pytest.MonkeyPatch, encoding: UpdateEncoding) -> No
     )
 
 
-def link(*results: TrainReply | ReplyStack | Failure, encoding: UpdateEncoding) -> DirectExchange:
-    def train_many(requests: Sequence[TrainRequest]) -> Iterator[TrainReply | ReplyStack | Failure]:
+def link(*results: TrainReply | CohortReply | Failure, encoding: UpdateEncoding) -> DirectExchange:
+    def train_many(requests: Sequence[TrainRequest]) -> Iterator[TrainReply | CohortReply | Failure]:
         yield from results
 
     made = DirectExchange(train_many, num_partitions=10, roles=ROLES)

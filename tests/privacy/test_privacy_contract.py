@@ -21,7 +21,7 @@ from fedsign.privacy.accounting import Accountant
 from fedsign.privacy.central import Central
 from fedsign.privacy.local import Local
 from fedsign.privacy.secret import NAME
-from fedsign.records import Reply, ReplyStack, Role, Tensors, TrainReply
+from fedsign.records import CohortReply, Reply, Role, Tensors, TrainReply
 from fedsign.storage.checkpoints import load_latest
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
@@ -305,7 +305,7 @@ def test_with_local_privacy_a_client_that_is_asked_twice_uses_other_noise(secret
 class TakesReplies(FedAvg):
     """Looks at the replies by itself."""
 
-    def aggregate(self, round: int, replies: Iterable[TrainReply | ReplyStack]) -> Tensors | None:
+    def aggregate(self, round: int, replies: Iterable[TrainReply | CohortReply]) -> Tensors | None:
         return super().aggregate(round, replies)
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.chain import chain_gradient, stacked_layers
-from clients.cohort.context import StackedContext
-from clients.cohort.loss import StackedLoss, penalty_gradient
-from clients.cohort.modules import StackedModel
-from clients.cohort.optim import StackedOptimizer
-from clients.cohort.plan import StackedBatch
+from clients.cohort.chain import chain_gradient, chain_layers
+from clients.cohort.context import CohortContext
+from clients.cohort.loss import CohortLoss, penalty_gradient
+from clients.cohort.modules import CohortModel
+from clients.cohort.optim import CohortOptimizer
+from clients.cohort.plan import CohortBatch
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.objectives.fedprox import FedProxObjective
 from fedsign.objectives.fedsign import FedSignObjective
@@ -53,8 +53,8 @@ def stacked(model: nn.Module, seed: int = 1) -> Tensors:
     }
 
 
-def nothing_to_read() -> StackedContext:
-    return StackedContext(
+def nothing_to_read() -> CohortContext:
+    return CohortContext(
         received={},
         received_is_stacked=False,
         state={},
@@ -65,7 +65,7 @@ def nothing_to_read() -> StackedContext:
     )
 
 
-def batch_for(task: SampleTask, num_outputs: int) -> StackedBatch:
+def batch_for(task: SampleTask, num_outputs: int) -> CohortBatch:
     """Features [K, B, 2, 3], targets and weights [K, B]; the second client's batch is filled up."""
     random = torch.Generator().manual_seed(2)
     features = torch.randn(NUM_CLIENTS, BATCH, 2, 3, generator=random, dtype=torch.float64)
@@ -75,7 +75,7 @@ def batch_for(task: SampleTask, num_outputs: int) -> StackedBatch:
         targets = torch.randint(num_outputs, (NUM_CLIENTS, BATCH), generator=random)
     lengths = torch.tensor([BATCH, 2, BATCH - 1])[:, None]
     weights = (torch.arange(BATCH) < lengths) / lengths.double()
-    return StackedBatch(features, targets, weights)
+    return CohortBatch(features, targets, weights)
 
 
 @pytest.mark.parametrize("task_name", TASKS)
@@ -92,10 +92,10 @@ def test_the_gradient_of_a_chain_is_that_of_autograd(function: str, task_name: s
     batch = batch_for(task, num_outputs)
     theta = stacked(model)
     free = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
-    loss = StackedLoss(StackedModel(model), task, Objective(), stacked_layers(model))
+    loss = CohortLoss(CohortModel(model), task, Objective(), chain_layers(model))
     total, expected_losses = loss(free, batch, nothing_to_read())
     expected = dict(zip(free, torch.autograd.grad(total, list(free.values())), strict=True))
-    chain = chain_gradient(stacked_layers(model), task, (2, 3))
+    chain = chain_gradient(chain_layers(model), task, (2, 3))
     assert chain is not None
     before = {name: tensor.clone() for name, tensor in theta.items()}
     into = {name: torch.full_like(tensor, 2.0) for name, tensor in theta.items()}
@@ -130,14 +130,14 @@ class _OwnTask(Classification):
     ids=["own layer", "own task", "not flat", "two outputs", "layer norm", "other flatten"],
 )
 def test_what_is_not_known_by_hand_is_left_to_autograd(model: nn.Module, task: Any, shape: tuple[int, ...]) -> None:
-    assert chain_gradient(stacked_layers(model), task, shape) is None
+    assert chain_gradient(chain_layers(model), task, shape) is None
 
 
 def test_a_model_with_hooks_is_left_to_autograd() -> None:
     model = nn.Sequential(nn.Linear(6, 4))
-    assert chain_gradient(stacked_layers(model), Classification(), (6,)) is not None
+    assert chain_gradient(chain_layers(model), Classification(), (6,)) is not None
     model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
-    assert chain_gradient(stacked_layers(model), Classification(), (6,)) is None
+    assert chain_gradient(chain_layers(model), Classification(), (6,)) is None
 
 
 class _Constant(Objective):
@@ -154,7 +154,7 @@ class _Stronger(FedProxObjective):
 def test_a_penalty_of_the_users_own_is_differentiated_and_a_constant_has_no_gradient() -> None:
     model = nn.Sequential(nn.Linear(6, 4))
     theta, received = stacked(model), {name: tensor[0] for name, tensor in stacked(model, seed=3).items()}
-    context = StackedContext(
+    context = CohortContext(
         received=received,
         received_is_stacked=False,
         state={},
@@ -183,5 +183,5 @@ def test_a_penalty_of_the_users_own_is_differentiated_and_a_constant_has_no_grad
 )
 def test_plain_gradient_descent_is_known_as_such(settings: dict[str, Any], descent: float | None) -> None:
     parameters = [torch.zeros(1, requires_grad=True)]
-    stacked = StackedOptimizer(torch.optim.SGD(parameters, lr=0.1, **settings), parameters)
+    stacked = CohortOptimizer(torch.optim.SGD(parameters, lr=0.1, **settings), parameters)
     assert stacked.descent == descent
