@@ -25,7 +25,7 @@ from benchmarks.measure import Result, result_head, spread, write_result
 from fedsign.data.base import Dataset
 from fedsign.data.text.pytext import pytext
 from fedsign.memory.live import LiveBytes, allocated
-from fedsign.memory.named import subject_of
+from fedsign.memory.named import named_model
 from fedsign.memory.step import GRADIENTS, STATES, WEIGHTS, language_loss
 from fedsign.models.gpt import gpt
 from fedsign.optim.lisa import LISA
@@ -65,14 +65,14 @@ def small(kind: str, data: Dataset) -> Training:
 
 def large(kind: str, device: torch.device) -> Training:
     """Make LLaMA-2-7B's shapes, with random weights created on the device in bf16."""
-    subject = subject_of(LARGE)
+    named = named_model(LARGE)
     torch.set_default_dtype(torch.bfloat16)
     try:
         with device:
-            model = subject.make(LARGE_LENGTH, False)
+            model = named.make(LARGE_LENGTH, False)
     finally:
         torch.set_default_dtype(torch.float32)
-    rows = torch.randint(subject.vocabulary, (64, LARGE_LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    rows = torch.randint(named.vocabulary, (64, LARGE_LENGTH + 1), generator=torch.Generator().manual_seed(0))
     batches = _batches(lambda index: (rows[index, :-1], rows[index, 1:]), len(rows), 1, device)
     return Training(model, _optimizer(kind, model), batches)
 

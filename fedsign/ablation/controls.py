@@ -47,7 +47,7 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
+class AblatedMethod:
     """The target of an ablation, to which controls are matched."""
 
     strategy: str
@@ -83,15 +83,15 @@ def essential(strategy: str) -> Essential:
     return ESSENTIAL.get(strategy, _ANY)
 
 
-def controls_of(subject: Subject) -> list[Control]:
+def controls_of(method: AblatedMethod) -> list[Control]:
     """FedAvg, the regularizer, and the controls, group by group."""
-    own = {"fedsign": _fedsign, "fedprox": _fedprox, "feddyn": _feddyn, "moon": _moon}.get(subject.strategy)
+    own = {"fedsign": _fedsign, "fedprox": _fedprox, "feddyn": _feddyn, "moon": _moon}.get(method.strategy)
     return [
         Control(key=FEDAVG, label="FedAvg", group="reference", text="no regularizer", changes=_fedavg()),
-        Control(key=subject.strategy, label=subject.label, group="reference", text="as configured"),
-        *([] if own is None else own(subject)),
-        *_size(subject),
-        *_settings(subject),
+        Control(key=method.strategy, label=method.label, group="reference", text="as configured"),
+        *([] if own is None else own(method)),
+        *_size(method),
+        *_settings(method),
     ]
 
 
@@ -104,9 +104,9 @@ def control(objective: str, **settings: Any) -> dict[str, Any]:
     return {"strategy.name": "control", "strategy.objective": objective, "strategy.settings": settings}
 
 
-def _fedsign(subject: Subject) -> list[Control]:
-    gamma, reduction = subject.settings["gamma"], subject.settings["reduction"]
-    decay = gamma / (4 * subject.rms)  # sigma' = 1/4 at 0: as strong as the first push on a weight of average size
+def _fedsign(method: AblatedMethod) -> list[Control]:
+    gamma, reduction = method.settings["gamma"], method.settings["reduction"]
+    decay = gamma / (4 * method.rms)  # sigma' = 1/4 at 0: as strong as the first push on a weight of average size
 
     def push(key: str, label: str, group: Group, text: str, *, sign: str, form: str, gamma: float = gamma) -> Control:
         changes = control("sign_push", sign=sign, form=form, gamma=gamma, reduction=reduction)
@@ -143,8 +143,8 @@ def _fedsign(subject: Subject) -> list[Control]:
     ]
 
 
-def _fedprox(subject: Subject) -> list[Control]:
-    mu = subject.settings["mu"]
+def _fedprox(method: AblatedMethod) -> list[Control]:
+    mu = method.settings["mu"]
     return [
         Control(
             key="decay",
@@ -153,12 +153,12 @@ def _fedprox(subject: Subject) -> list[Control]:
             text=f"{mu:g}: the pull is to 0, not to θₜ",
             changes=_fedavg(**{"client.weight_decay": mu}),
         ),
-        _half_lr(subject),
+        _half_lr(method),
     ]
 
 
-def _feddyn(subject: Subject) -> list[Control]:
-    alpha = subject.settings["alpha"]
+def _feddyn(method: AblatedMethod) -> list[Control]:
+    alpha = method.settings["alpha"]
     return [
         Control(
             key="pull",
@@ -184,8 +184,8 @@ def _feddyn(subject: Subject) -> list[Control]:
     ]
 
 
-def _moon(subject: Subject) -> list[Control]:
-    settings = {name: subject.settings[name] for name in ("mu", "temperature")}
+def _moon(method: AblatedMethod) -> list[Control]:
+    settings = {name: method.settings[name] for name in ("mu", "temperature")}
     return [
         Control(
             key=f"{part}-part",
@@ -198,37 +198,37 @@ def _moon(subject: Subject) -> list[Control]:
     ]
 
 
-def _half_lr(subject: Subject) -> Control:
+def _half_lr(method: AblatedMethod) -> Control:
     return Control(
         key="half-lr",
         label="half the learning rate",
         group="parts",
-        text=f"FedAvg with lr {subject.lr / 2:g}",
-        changes=_fedavg(**{"client.lr": subject.lr / 2}),
+        text=f"FedAvg with lr {method.lr / 2:g}",
+        changes=_fedavg(**{"client.lr": method.lr / 2}),
     )
 
 
-def _size(subject: Subject) -> list[Control]:
+def _size(method: AblatedMethod) -> list[Control]:
     held = [
         Control(
             key=what.replace("_", "-"),
-            label=f"FedAvg at {subject.label}’s {words}",
+            label=f"FedAvg at {method.label}’s {words}",
             group="size",
             text="round by round, seed by seed",
             changes=control("plain"),
             norms=what,
-            like=subject.strategy,
+            like=method.strategy,
         )
         for what, words in _NORMS.items()
     ]
-    if subject.objective:
+    if method.objective:
         held.append(
             Control(
                 key="at-fedavg-norms",
-                label=f"{subject.label} at FedAvg’s weight norms",
+                label=f"{method.label} at FedAvg’s weight norms",
                 group="size",
                 text="the term stays, the growth is taken away",
-                changes=control(subject.objective["objective"], **subject.objective["settings"]),
+                changes=control(method.objective["objective"], **method.objective["settings"]),
                 norms="weight_norms",
                 like=FEDAVG,
             )
@@ -236,7 +236,7 @@ def _size(subject: Subject) -> list[Control]:
     return held
 
 
-def _settings(subject: Subject) -> list[Control]:
+def _settings(method: AblatedMethod) -> list[Control]:
     def row(key: str, label: str, text: str, **changes: Any) -> Control:
         return Control(key=key, label=label, group="settings", text=text, changes=changes)
 
@@ -247,7 +247,7 @@ def _settings(subject: Subject) -> list[Control]:
     rows.append(
         Control(
             key="on-init-3",
-            label=f"{subject.label} on initial weights × 3",
+            label=f"{method.label} on initial weights × 3",
             group="settings",
             text="what the term adds there",
             changes={"model.init_scale": 3.0},
@@ -256,12 +256,12 @@ def _settings(subject: Subject) -> list[Control]:
     )
     rows.append(row("sharp", "logits × 2", "temperature 0.5 in the loss", **_fedavg(**{"client.temperature": 0.5})))
     rows.append(
-        row("double-lr", "learning rate × 2", f"lr {2 * subject.lr:g}", **_fedavg(**{"client.lr": 2 * subject.lr}))
+        row("double-lr", "learning rate × 2", f"lr {2 * method.lr:g}", **_fedavg(**{"client.lr": 2 * method.lr}))
     )
-    if subject.momentum is not None:
-        momentum = 0.5 if subject.momentum != 0.5 else 0.9
+    if method.momentum is not None:
+        momentum = 0.5 if method.momentum != 0.5 else 0.9
         # a constant gradient moves lr / (1 - momentum) per step; keep that equal
-        lr = round(subject.lr * (1 - momentum) / (1 - subject.momentum), 6)
+        lr = round(method.lr * (1 - momentum) / (1 - method.momentum), 6)
         changes = _fedavg(**{"client.lr": lr, "client.optimizer.momentum": momentum})
         rows.append(
             row("momentum", f"momentum {momentum:g}", f"lr {lr:g}: the same step of a constant gradient", **changes)

@@ -20,7 +20,7 @@ from fedsign.registry import one_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
+class NamedModel:
     """A model to estimate; `make(tokens, checkpoint_activations)` builds it on the current default device."""
 
     title: str
@@ -52,7 +52,7 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {  # title and config.json; argum
 }
 
 
-def subject_of(name: str) -> Subject:
+def named_model(name: str) -> NamedModel:
     """Look up a model by name, or by the path of a `config.json`.
 
     Raises:
@@ -70,7 +70,7 @@ def subject_of(name: str) -> Subject:
     )
 
 
-def _of_file(path: Path) -> Subject:
+def _of_file(path: Path) -> NamedModel:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -85,7 +85,7 @@ def _of_file(path: Path) -> Subject:
     return _of_config(path.parent.resolve().name if path.name == "config.json" else path.stem, found, name=str(path))
 
 
-def _of_config(title: str, found: dict[str, Any], *, name: str) -> Subject:
+def _of_config(title: str, found: dict[str, Any], *, name: str) -> NamedModel:
     """Use our `gpt` if it covers the configuration, else `transformers`."""
     family = found["model_type"]
     try:
@@ -100,7 +100,7 @@ def _of_config(title: str, found: dict[str, Any], *, name: str) -> Subject:
         raise ConfigError(
             f"--model {name} is of the family {family}, but has no {error}; expected a whole config.json."
         ) from error
-    return Subject(
+    return NamedModel(
         title=title,
         vocabulary=vocabulary,
         make=lambda tokens, checkpoint: gpt((tokens,), vocabulary, checkpoint_activations=checkpoint, **settings),
@@ -141,7 +141,7 @@ def _of_gpt2(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_transformers(title: str, found: dict[str, Any], name: str) -> Subject:
+def _of_transformers(title: str, found: dict[str, Any], name: str) -> NamedModel:
     """A model of any other family that `transformers` knows."""
     library: Any = transformers(f"--model {name} of the family {found['model_type']}")
     try:
@@ -159,4 +159,4 @@ def _of_transformers(title: str, found: dict[str, Any], name: str) -> Subject:
             model.gradient_checkpointing_enable()
         return CausalLM(model)
 
-    return Subject(title=title, vocabulary=int(config.vocab_size), make=make)
+    return NamedModel(title=title, vocabulary=int(config.vocab_size), make=make)

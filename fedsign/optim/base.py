@@ -66,7 +66,7 @@ def drawing(
         part.end()
 
 
-def subject(name: str, model: nn.Module) -> Any:
+def optimized_by(name: str, model: nn.Module) -> Any:
     """The first argument of a factory: the module, or its parameters."""
     return model if OptimizerTraits.of(name).takes_model else model.parameters()
 
@@ -79,5 +79,5 @@ def optimizer_of(part: OptimizerPart, model: nn.Module, lr: float, weight_decay:
     """
     own = (transform.optimizer(part, model, lr, weight_decay) for transform in transforms_of(model))
     made = next((each for each in own if each is not None), None)
-    optimizer: torch.optim.Optimizer = made or part.build(subject(part.name, model), lr, weight_decay)
+    optimizer: torch.optim.Optimizer = made or part.build(optimized_by(part.name, model), lr, weight_decay)
     return optimizer

@@ -52,7 +52,7 @@ def ablate(
 
     experiment = configs.load(config, [f"strategy.name={strategy}", *(overrides or [])])
     if list_all:
-        rows = controls_of(playing.subject_of(playing.prepared(strategy, experiment)))
+        rows = controls_of(playing.method_of(playing.prepared(strategy, experiment)))
         print_table(
             [{"control": row.key, "group": GROUPS[row.group], "is": f"{row.label}: {row.text}"} for row in rows]
         )

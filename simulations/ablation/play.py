@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedsign.ablation.controls import FEDAVG, Control, Subject, controls_of
+from fedsign.ablation.controls import FEDAVG, AblatedMethod, Control, controls_of
 from fedsign.ablation.page import write_page
 from fedsign.comparison.folder import Comparison
 from fedsign.comparison.summary import Cell, Plan, strategy_label
@@ -59,7 +59,7 @@ def ablate(
         FedSignError: the strategy is not a regularizer, a control is unknown, or nothing can be played.
     """
     config = prepared(strategy, api.config_of(experiment))
-    rows = chosen(controls_of(subject_of(config)), controls, strategy)
+    rows = chosen(controls_of(method_of(config)), controls, strategy)
     folder = Path(out or Path("ablations") / f"{config.name}-{strategy.replace(':', '-')}")
     comparison = Comparison(folder)
     chosen_seeds = arguments.seeds_of(seeds, first=config.seed)
@@ -84,7 +84,7 @@ def prepared(strategy: str, config: ExperimentConfig) -> ExperimentConfig:
     return config.replace(**changes)
 
 
-def subject_of(config: ExperimentConfig) -> Subject:
+def method_of(config: ExperimentConfig) -> AblatedMethod:
     """Return the regularizer that the controls are matched to."""
     workload = Workload(config)
     strategy = make_strategy(workload)
@@ -97,7 +97,7 @@ def subject_of(config: ExperimentConfig) -> Subject:
     weights = dict(model.named_parameters())
     spec = strategy.objective(1)
     averages = type(strategy).move is Strategy.move and type(strategy).evaluated is Strategy.evaluated
-    return Subject(
+    return AblatedMethod(
         strategy=config.strategy.name,
         label=strategy_label(config.strategy.name),
         settings=config.strategy.settings,

@@ -13,7 +13,7 @@ from rich.console import Console
 from simulations.options import NumbersOption, numbers, words
 from simulations.printing import escaped, print_facts, print_files, print_json, print_table
 
-SubjectArgument = Annotated[
+TargetArgument = Annotated[
     Path,
     typer.Argument(metavar="RUN|CHECKPOINT|FILE", help="Run folder, checkpoint folder, or weight file."),
 ]
@@ -37,7 +37,7 @@ OutOption = Annotated[
 
 
 def valley(
-    path: SubjectArgument,
+    path: TargetArgument,
     directions: Annotated[
         str,
         typer.Option(
@@ -120,7 +120,7 @@ def trajectory(
 
 
 def interpolate(
-    first: SubjectArgument,
+    first: TargetArgument,
     second: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT|FILE", help="Model of the same architecture.")],
     points: Annotated[int, typer.Option(help="Number of points from lambda = -1 to 2.")] = 61,
     samples: SamplesOption = None,
@@ -146,7 +146,7 @@ def interpolate(
 
 
 def curvature(
-    path: SubjectArgument,
+    path: TargetArgument,
     draws: Annotated[int, typer.Option(help="Number of random vectors for the trace.")] = 32,
     eigenvalues: Annotated[int, typer.Option(help="Number of eigenvalues at each end of the spectrum.")] = 1,
     samples: SamplesOption = None,
@@ -181,7 +181,7 @@ def finish(
     has_section: bool = False,
 ) -> None:
     """Write and print an analysis of a path, as JSON or for people. With `has_section`, update the run's page too."""
-    from simulations.landscape.subject import run_of
+    from simulations.landscape.target import run_of
 
     run = run_of(path)
     written = found.write(out or (run.path if run else Path()) / "analysis" / ("" if run else path.stem))

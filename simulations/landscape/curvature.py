@@ -6,7 +6,7 @@ import torch
 
 from fedsign.landscape.curvature import Curvature
 from fedsign.report.analysis import Found
-from simulations.landscape.subject import Source, subject_of
+from simulations.landscape.target import Source, target_of
 
 
 def curvature(
@@ -33,18 +33,18 @@ def curvature(
     Raises:
         FedSignError: the request cannot be computed.
     """
-    subject = subject_of(source, model=model, overrides=overrides)
-    chosen = subject.test_samples(samples)
-    hessian = Curvature(subject.model, subject.workload.task, chosen)
+    target = target_of(source, model=model, overrides=overrides)
+    chosen = target.test_samples(samples)
+    hessian = Curvature(target.model, target.workload.task, chosen)
     trace, error = hessian.trace(draws=draws, seed=seed)
     low, high = hessian.extreme_eigenvalues(eigenvalues, seed=seed)
     gradient = hessian.gradient().double()
     signs = hessian.center.sign().double()
     return Found(
         kind="curvature",
-        name=subject.name,
+        name=target.name,
         facts={
-            **subject.facts,
+            **target.facts,
             "num_parameters": hessian.layout.size,
             "num_samples": len(chosen),
             "draws": draws,

@@ -9,7 +9,7 @@ from fedsign.landscape.interpolation import between
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
 from fedsign.report.analysis import Found
-from simulations.landscape.subject import Source, Subject, at_center, subjects_of
+from simulations.landscape.target import Source, Target, at_center, targets_of
 
 _log = logging.getLogger("fedsign")
 
@@ -38,7 +38,7 @@ def interpolate(
     Raises:
         FedSignError: the models differ in architecture.
     """
-    start, end = subjects_of([first, second], model=model, overrides=overrides)
+    start, end = targets_of([first, second], model=model, overrides=overrides)
     _warn_of_other_data(start, end)
     landscape = start.landscape(samples, statistics)
     one, other = landscape.center, end.vector_in(landscape.layout).to(landscape.center)
@@ -60,7 +60,7 @@ def interpolate(
     )
 
 
-def _own_ends(first: Subject, second: Subject, landscape: Landscape, samples: int | None) -> dict[str, Any]:
+def _own_ends(first: Target, second: Target, landscape: Landscape, samples: int | None) -> dict[str, Any]:
     """Evaluate both models with their own BatchNorm statistics, if the line recomputes these."""
     if not landscape.sizes["num_statistics"]:
         return {}
@@ -68,7 +68,7 @@ def _own_ends(first: Subject, second: Subject, landscape: Landscape, samples: in
     return {"own_ends": [at_center(Landscape(each.model, task, chosen)) for each in (first, second)]}
 
 
-def _warn_of_other_data(first: Subject, second: Subject) -> None:
+def _warn_of_other_data(first: Target, second: Target) -> None:
     """Warn if seed or data differ: they determine the test samples, so the second model may have trained on them."""
     one, other = first.workload.config, second.workload.config
     if (one.seed, one.data) != (other.seed, other.data):

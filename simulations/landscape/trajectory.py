@@ -15,7 +15,7 @@ from fedsign.landscape.valley import surface
 from fedsign.report.analysis import Found
 from fedsign.storage import checkpoints
 from fedsign.storage.results import RunFolder, open_run
-from simulations.landscape.subject import Subject, path_of, subject_of
+from simulations.landscape.target import Target, path_of, target_of
 
 if TYPE_CHECKING:
     from simulations.api import Run
@@ -42,20 +42,20 @@ def trajectory(
         raise ConfigError(f"--points={points} was given, but expected 3 or more.")
     if path.is_file():
         raise ConfigError(f"{path} is a file of weights, which has no path behind it; give the folder of a run.")
-    folder, subject = open_run(path), subject_of(path)
-    landscape = subject.landscape(samples, statistics)
-    rounds, models = _path(folder, subject, landscape)
+    folder, target = open_run(path), target_of(path)
+    landscape = target.landscape(samples, statistics)
+    rounds, models = _path(folder, target, landscape)
     plane = principal_plane(models)
     rows, columns = window(plane.coordinates, points)
     values = surface(landscape, *reversed(plane.directions.unbind()), rows=rows, columns=columns)
     own = landscape.at(models)
     return Found(
         kind="trajectory",
-        name=subject.name,
+        name=target.name,
         facts={
-            **subject.facts,
+            **target.facts,
             **landscape.sizes,
-            **subject.centers(landscape, samples),
+            **target.centers(landscape, samples),
             "explained": plane.explained.tolist(),
         },
         rows=[
@@ -67,7 +67,7 @@ def trajectory(
     )
 
 
-def _path(run: RunFolder, subject: Subject, landscape: Landscape) -> tuple[list[int], Tensor]:
+def _path(run: RunFolder, target: Target, landscape: Landscape) -> tuple[list[int], Tensor]:
     """Return rounds and the evaluated models after them [n, D], from round 0 unless the first checkpoints are gone."""
     rounds = checkpoints.rounds_on_disk(run.checkpoints)
     if len(rounds) < _FEWEST:
@@ -79,9 +79,9 @@ def _path(run: RunFolder, subject: Subject, landscape: Landscape) -> tuple[list[
     for round in rounds:
         source = run.checkpoints / f"round-{round:06d}"
         checkpoint = checkpoints.load(source)
-        model = replace(subject, source=source, tensors=checkpoint.evaluated or checkpoint.served)
+        model = replace(target, source=source, tensors=checkpoint.evaluated or checkpoint.served)
         found.append(model.vector_in(landscape.layout))
-    start = subject.initial_vector(landscape.layout)
+    start = target.initial_vector(landscape.layout)
     if start is not None and rounds[0] <= rounds[1] - rounds[0]:
         rounds, found = [0, *rounds], [start, *found]
     return rounds, torch.stack(found).to(landscape.center)

@@ -28,7 +28,7 @@ from fedsign.landscape.surfaces import surface_figures
 from fedsign.landscape.valley import asymmetry, curves, lambdas_of, sides_of, surface
 from fedsign.registry import nearest, one_of
 from fedsign.report.analysis import Found, Row
-from simulations.landscape.subject import Source, Subject, subject_of
+from simulations.landscape.target import Source, Target, target_of
 
 _IN_FACTS = ("directions", "draws", "scales", "scaling", "signs", "group", "seed")
 Ray = tuple[Row, Tensor]  # (direction, label, draw number among those of a noise), and the scaled direction
@@ -134,19 +134,19 @@ def valley(
         statistics=statistics,
         seed=seed,
     )
-    subject = subject_of(source, model=model, overrides=overrides)
-    landscape = subject.landscape(asked.samples, asked.statistics)
-    rays = _rays(subject, landscape, asked)
+    target = target_of(source, model=model, overrides=overrides)
+    landscape = target.landscape(asked.samples, asked.statistics)
+    rays = _rays(target, landscape, asked)
     facts = {
-        **subject.facts,
+        **target.facts,
         **landscape.sizes,
-        **subject.centers(landscape, asked.samples),
+        **target.centers(landscape, asked.samples),
         **{name: getattr(asked, name) for name in _IN_FACTS},
         "torch": torch.__version__,
     }
     if asked.surface:
-        return _surface(subject.name, landscape, rays, asked, facts)
-    return _curves(subject.name, landscape, rays, asked, facts)
+        return _surface(target.name, landscape, rays, asked, facts)
+    return _curves(target.name, landscape, rays, asked, facts)
 
 
 def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked, facts: Row) -> Found:
@@ -183,10 +183,10 @@ def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked
     )
 
 
-def _rays(subject: Subject, landscape: Landscape, asked: _Asked) -> list[Ray]:
+def _rays(target: Target, landscape: Landscape, asked: _Asked) -> list[Ray]:
     layout, theta = landscape.layout, landscape.center.cpu()
-    where = None if asked.group == "ALL" else mask_of(asked.group, subject.model, layout)
-    initial = subject.initial_vector(layout)
+    where = None if asked.group == "ALL" else mask_of(asked.group, target.model, layout)
+    initial = target.initial_vector(layout)
     found: list[Ray] = []
     for name in asked.directions:
         is_paired = is_symmetric(name, asked.signs)

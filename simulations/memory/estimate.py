@@ -12,7 +12,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.memory.estimate import CATEGORIES, Estimate, Work
 from fedsign.memory.methods import DEFAULT, blocks_of
-from fedsign.memory.named import subject_of
+from fedsign.memory.named import named_model
 from fedsign.memory.step import Batch, next_tokens
 from fedsign.registry import one_of
 from fedsign.report.chart import Axis, Chart, Series
@@ -71,15 +71,15 @@ def of_named(model: str, *, batch: int | None, tokens: int | None, checkpoint: b
     Raises:
         ConfigError: there is no such model, or its maximum length is shorter.
     """
-    subject, tokens, batch = subject_of(model), tokens or DEFAULT_TOKENS, batch or 1
-    if subject.longest is not None and tokens > subject.longest:
+    named, tokens, batch = named_model(model), tokens or DEFAULT_TOKENS, batch or 1
+    if named.longest is not None and tokens > named.longest:
         raise ConfigError(
-            f"--tokens {tokens} was given, but {subject.title} has {subject.longest} positions; expected at most that."
+            f"--tokens {tokens} was given, but {named.title} has {named.longest} positions; expected at most that."
         )
     return Work(
-        title=f"{subject.title}, {batch} x {tokens:,} tokens",
-        make=partial(subject.make, tokens, checkpoint),
-        batch=lambda dtype: next_tokens(batch, tokens, subject.vocabulary),
+        title=f"{named.title}, {batch} x {tokens:,} tokens",
+        make=partial(named.make, tokens, checkpoint),
+        batch=lambda dtype: next_tokens(batch, tokens, named.vocabulary),
     )
 
 

@@ -12,7 +12,7 @@ from fedsign.landscape.sign_ratios import same_sign_ratio
 from fedsign.landscape.vector import Layout
 from fedsign.report.analysis import Found
 from fedsign.signs.figures import sign_figures
-from simulations.landscape.subject import Source, Subject, subjects_of
+from simulations.landscape.target import Source, Target, targets_of
 
 _FIGURE = "models_global"
 
@@ -32,11 +32,11 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
     """
     if not sources:
         raise ConfigError("no model was given, but expected a run, or two models.")
-    subjects = subjects_of(sources, model=model, overrides=overrides)
-    first = subjects[0]
+    targets = targets_of(sources, model=model, overrides=overrides)
+    first = targets[0]
     layout = Layout.of(first.model)
-    models = {str(subject.source): subject.vector_in(layout).cpu() for subject in subjects}
-    if len(subjects) == 1:
+    models = {str(target.source): target.vector_in(layout).cpu() for target in targets}
+    if len(targets) == 1:
         initial = first.initial_vector(layout)
         if initial is None:
             raise ConfigError(
@@ -44,7 +44,7 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
                 "or two files."
             )
         models = {"initial": initial, **models}
-    elif len(models) < len(subjects):
+    elif len(models) < len(targets):
         raise ConfigError("the same path was given twice, but expected different models.")
     rows = []
     for (one, a), (other, b) in combinations(models.items(), 2):
@@ -67,9 +67,9 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
     )
 
 
-def _over_rounds(subject: Subject) -> dict[str, NDArray[Any]]:
+def _over_rounds(target: Target) -> dict[str, NDArray[Any]]:
     """Return `rounds` and, by layer, the agreement of client models with the received one [layers, rounds]."""
-    lines = subject.run.records("signs.jsonl") if subject.run is not None else []
+    lines = target.run.records("signs.jsonl") if target.run is not None else []
     if not lines:
         return {}
     layers = list(lines[-1]["layers"])

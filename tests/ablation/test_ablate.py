@@ -22,7 +22,7 @@ from fedsign.comparison.verdict import UNDECIDED, Says
 from fedsign.config import load
 from fedsign.errors import ConfigError, ResultsError
 from fedsign.report import plots
-from simulations.ablation.play import ablate, prepared, subject_of
+from simulations.ablation.play import ablate, method_of, prepared
 from simulations.api import config_of
 from simulations.comparison.play import go_on
 from strategies.base import Strategy
@@ -56,7 +56,7 @@ def lines(played: Comparison, key: str) -> list[list[dict[str, Any]]]:
 @pytest.mark.parametrize("strategy", ["fedsign", "fedprox", "feddyn", "moon", "tests.ablation.test_ablate:Shy"])
 def test_every_control_is_another_experiment_with_the_same_budget(strategy: str) -> None:
     config = prepared(strategy, config_of({"rounds": 7}))
-    rows = controls_of(subject_of(config))
+    rows = controls_of(method_of(config))
     keys = [row.key for row in rows]
     assert keys[:2] == [FEDAVG, strategy] and len(keys) == len(set(keys)) and essential(strategy).key in keys
     made = [config.replace(**row.changes) for row in rows if row.norms is None]
@@ -175,7 +175,7 @@ def test_what_has_no_regularizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="fedavg was given, which is what a regularizer is compared with"):
         prepared(FEDAVG, config_of({}))
     with pytest.raises(ConfigError, match="is Flower's own"):
-        subject_of(prepared("flower_fedadam", config_of({})))
+        method_of(prepared("flower_fedadam", config_of({})))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from scipy import stats
 from fedsign.ablation.controls import controls_of
 from fedsign.ablation.reading import corrected, differences, pairs_of
 from fedsign.comparison.verdict import UNDECIDED
-from simulations.ablation.play import prepared, subject_of
+from simulations.ablation.play import method_of, prepared
 from simulations.api import config_of
 from tests.comparison.test_statistics import NOISES, upper_limit
 
@@ -80,7 +80,7 @@ def test_controls_that_were_not_played_leave_the_weights_of_the_others() -> None
 @pytest.mark.parametrize("strategy", ["fedsign", "feddyn"])
 def test_equal_rows_get_a_verdict_in_one_ablation_of_twenty_at_most(strategy: str, noise: str) -> None:
     """All differences of the page; seeds have an effect of their own, which pairing removes."""
-    rows = controls_of(subject_of(prepared(strategy, config_of({}))))
+    rows = controls_of(method_of(prepared(strategy, config_of({}))))
     primary, others = pairs_of(rows, strategy)
     at = {row.key: place for place, row in enumerate(rows)}
     one, other = (np.array([at[pair[side]] for pair in [*primary, *others]]) for side in (0, 1))

@@ -475,12 +475,12 @@ def test_data_are_not_taken_over_from_another_experiments_sites(roots: list[str]
 
 @pytest.mark.needs("landscape")
 def test_what_is_analyzed_needs_data_that_are_here(roots: list[str], tmp_path: Path) -> None:
-    from simulations.landscape.subject import Subject
+    from simulations.landscape.target import Target
 
     config = from_dict(tree(tmp_path, roots, engine={"name": "superlink"}))
-    subject = Subject(source=tmp_path, workload=Workload(config), tensors={}, run=None)
+    target = Target(source=tmp_path, workload=Workload(config), tensors={}, run=None)
     with pytest.raises(ConfigError, match="trained on data that lie at sites, and none of them are here"):
-        subject.test_samples(None)
+        target.test_samples(None)
 
 
 @pytest.mark.needs("comparison")

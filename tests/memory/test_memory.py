@@ -13,7 +13,7 @@ from fedsign.errors import ConfigError
 from fedsign.memory.estimate import CATEGORIES, Estimate, Setting, Work, estimate
 from fedsign.memory.measure import measure
 from fedsign.memory.methods import Method, methods_of
-from fedsign.memory.named import NAMED, subject_of
+from fedsign.memory.named import NAMED, named_model
 from fedsign.memory.step import next_tokens
 from fedsign.models.gpt import gpt
 
@@ -59,7 +59,7 @@ def test_every_named_model_has_a_published_size_here() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_named_models_have_their_published_sizes(name: str) -> None:
     with torch.device("meta"):
-        model = subject_of(name).make(16, False)
+        model = named_model(name).make(16, False)
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
 
 
@@ -223,7 +223,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def test_a_config_file_makes_the_named_model(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
     with torch.device("meta"):
-        model = subject_of(str(tmp_path)).make(16, False)
+        model = named_model(str(tmp_path)).make(16, False)
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
 
 
@@ -234,8 +234,8 @@ def test_another_family_is_made_by_transformers(tmp_path: Path) -> None:
         "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 97, "tie_word_embeddings": False,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    subject = subject_of(str(tmp_path))
-    work = Work(title="qwen2", make=lambda: subject.make(TOKENS, False), batch=tiny().batch)
+    named = named_model(str(tmp_path))
+    work = Work(title="qwen2", make=lambda: named.make(TOKENS, False), batch=tiny().batch)
     found = estimated("E+H+1L", work=work)
     of_block = 64 * (64 + 1) + 2 * 32 * (64 + 1) + 64 * 64 + 3 * 64 * 128 + 2 * 64
     assert found.num_trained == 2 * 97 * 64 + 64 + of_block
@@ -256,11 +256,11 @@ def test_another_family_is_made_by_transformers(tmp_path: Path) -> None:
 def test_what_is_no_config_is_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
-        subject_of(str(tmp_path))
+        named_model(str(tmp_path))
 
 
 def test_an_unknown_model_or_method_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'llama-2-7b'"):
-        subject_of("llama-2-8b")
+        named_model("llama-2-8b")
     with pytest.raises(ConfigError, match="Did you mean 'galore'"):
         methods_of(["galor"], rank=8)

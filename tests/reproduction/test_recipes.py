@@ -11,7 +11,7 @@ import pytest
 from fedsign.config import merged
 from fedsign.landscape.groups import GROUPS
 from fedsign.objectives.fedsign import GAMMA
-from simulations.landscape.subject import Subject
+from simulations.landscape.target import Target
 from simulations.recipes import table as recipes
 from simulations.recipes.algorithms import tables
 from simulations.recipes.base import Finding, NotDecidableHere, Recipe, Verdict, above, at_least, at_most, part
@@ -116,7 +116,7 @@ def test_no_part_of_a_claim_and_no_quick_check_is_met_where_there_is_no_effect(n
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["valley-seven-noises", "valley-sign-ratio", "valley-hyperparameters"])
 def test_valleys_of_networks_that_have_learned_nothing_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def untrained(count: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Iterator[Subject]:
+    def untrained(count: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Iterator[Target]:
         still = {"rounds": 1, "client": {"lr": 1e-9, "local_epochs": 1}, "results": {"checkpoint_every": 1}}
         return networks(count, merged(changes or {}, still), where)
 

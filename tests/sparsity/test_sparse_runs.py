@@ -236,14 +236,14 @@ def test_transported_messages_give_the_bits_of_the_run_in_process(row: str, tmp_
 
 @pytest.mark.needs("landscape")
 def test_what_is_written_at_the_end_is_a_plain_state_dict(tmp_path: Path) -> None:
-    from simulations.landscape.subject import subject_of
+    from simulations.landscape.target import target_of
 
     done = run(tree(tmp_path, "feddyn"))
     written, own = load_file(done.path / "model.safetensors"), done.model().state_dict()
     assert all(torch.equal(written[name], tensor) for name, tensor in own.items())
     (last,) = [path for path in done.folder.checkpoints.iterdir() if path.name == "round-000002"]
     for path in (done.path, last):
-        found = subject_of(path).model.state_dict()
+        found = target_of(path).model.state_dict()
         assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import torch
 
-from simulations.landscape.subject import Subject
+from simulations.landscape.target import Target
 from simulations.recipes.base import Metrics, Verdict, at_most, part, recipe
 from simulations.recipes.valleys.networks import networks, trainings
 from simulations.recipes.where import AT_HOME, Where
@@ -28,17 +28,17 @@ def valley_gradient(quick: bool, where: Where = AT_HOME) -> Metrics:
 
     "Almost orthogonal" is a cosine of at most 0.1; two random directions in this many dimensions have about 0.006.
     """
-    found = [_cosine(subject) for subject in networks(2 if quick else 10, where=where)]
+    found = [_cosine(target) for target in networks(2 if quick else 10, where=where)]
     cosines, norms = zip(*found, strict=True)
     return {"mean_cosine": fmean(cosines), "largest_cosine": max(map(abs, cosines)), "mean_gradient_norm": fmean(norms)}
 
 
-def _cosine(subject: Subject) -> tuple[float, float]:
+def _cosine(target: Target) -> tuple[float, float]:
     """Return the cosine, and the gradient's norm."""
-    train = subject.workload.dataset.train
+    train = target.workload.dataset.train
     features, targets = train.batch(torch.arange(len(train)))
-    parameters = [*subject.model.parameters()]
-    loss = subject.workload.task.loss(subject.model(features), targets)
+    parameters = [*target.model.parameters()]
+    loss = target.workload.task.loss(target.model(features), targets)
     gradients = torch.autograd.grad(loss, parameters)
     gradient = torch.cat([each.flatten() for each in gradients])
     signs = torch.cat([each.detach().sign().flatten() for each in parameters])

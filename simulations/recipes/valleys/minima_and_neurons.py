@@ -299,10 +299,10 @@ def activation_confusion(quick: bool, where: Where = AT_HOME) -> Metrics:
     """
     steps = (0.2, 0.4, 0.6, 0.8, 1.0)
     found = defaultdict[tuple[str, float], list[float]](list)  # per network, the mean over its noise draws
-    for subject in networks(2 if quick else 5, where=where):
-        layout = Layout.of(subject.model)
-        features = subject.test_samples(None).features
-        after, before = layout.vector(dict(subject.model.named_parameters())), subject.initial_vector(layout)
+    for target in networks(2 if quick else 5, where=where):
+        layout = Layout.of(target.model)
+        features = target.test_samples(None).features
+        after, before = layout.vector(dict(target.model.named_parameters())), target.initial_vector(layout)
         if before is None:
             raise ValueError("a network of this recipe has lost its initial weights; expected those of its seed.")
         for name, theta in (("same", after), ("untrained", before)):
@@ -311,7 +311,7 @@ def activation_confusion(quick: bool, where: Where = AT_HOME) -> Metrics:
                 eps = with_signs(noise("gaussian", layout.size, seed=draw), theta)
                 direction = scaled(layout, eps, theta, Scaling.NORM)
                 for at in (sign * step for step in steps for sign in (1, -1)):
-                    counts = confusion(subject.model, layout, theta, theta + at * direction, features)
+                    counts = confusion(target.model, layout, theta, theta + at * direction, features)
                     same[at].append(counts.trace().item() / counts.sum().item())
             for at, shares in same.items():
                 found[name, at].append(fmean(shares))

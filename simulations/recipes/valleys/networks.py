@@ -11,7 +11,7 @@ from fedsign.config import from_dict, merged
 from fedsign.records import ObjectiveSpec, Tensors, TrainRequest
 from fedsign.workload import Workload
 from simulations.api import run
-from simulations.landscape.subject import Subject, subject_of
+from simulations.landscape.target import Target, target_of
 from simulations.landscape.valley import valley
 from simulations.recipes.cells import ONE_CLIENT
 from simulations.recipes.where import AT_HOME, Plays, PlaysOf, Where
@@ -44,25 +44,25 @@ def trainings(full: int, quick: int, changes: Mapping[str, Any] | None = None) -
     )
 
 
-def network(seed: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Subject:
+def network(seed: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Target:
     """Train a network; return it with its initial parameters, data and task."""
     with tempfile.TemporaryDirectory() as root:
         own = {"seed": seed, "results": {"root": root}}
-        subject = subject_of(run(merged(central(changes, where), own)).path)
-        _ = subject.model, subject.initial, subject.workload.dataset
-    return subject
+        target = target_of(run(merged(central(changes, where), own)).path)
+        _ = target.model, target.initial, target.workload.dataset
+    return target
 
 
-def networks(count: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Iterator[Subject]:
+def networks(count: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Iterator[Target]:
     """Train the networks of seeds 0, 1, ..."""
     return (network(seed, changes, where) for seed in range(count))
 
 
 def errors_along(
-    subject: Subject, *names: str, scale: float, draw: int = 0, **asked: Any
+    target: Target, *names: str, scale: float, draw: int = 0, **asked: Any
 ) -> dict[str, Mapping[str, float]]:
     """Return mean errors on both sides and the asymmetry by name, along a draw of each noise or special directions."""
-    found = valley(subject, directions=names, draws=1, seed=draw, scales=(scale,), **asked)
+    found = valley(target, directions=names, draws=1, seed=draw, scales=(scale,), **asked)
     return {row["direction"]: row for row in found.summary}
 
 

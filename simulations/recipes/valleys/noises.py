@@ -60,9 +60,9 @@ def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Metrics:
     """
     num_networks, num_noises = (4, 1) if quick else (10, 3)
     found = defaultdict[str, list[float]](list)
-    for subject in networks(num_networks, where=where):
+    for target in networks(num_networks, where=where):
         for kind, signs in (("raw", None), ("signs", 1.0)):
-            drawn = [errors_along(subject, *NOISES, scale=1.0, draw=draw, signs=signs) for draw in range(num_noises)]
+            drawn = [errors_along(target, *NOISES, scale=1.0, draw=draw, signs=signs) for draw in range(num_noises)]
             for name in NOISES:
                 found[f"{kind}_{name}"].append(fmean(errors[name]["asymmetry"] for errors in drawn))
     with_signs = [values for name, values in found.items() if name.startswith("signs_")]
@@ -107,10 +107,10 @@ def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
     ends = defaultdict[str, list[float]](list)
     gaps = []
     correlations = defaultdict[str, list[float]](list)
-    for subject in networks(2 if quick else 5, where=where):
+    for target in networks(2 if quick else 5, where=where):
         sides: dict[str, list[float]] = {"positive": [], "negative": []}
         for ratio in ratios:
-            drawn = [errors_along(subject, "gaussian", scale=2.0, draw=draw, signs=ratio) for draw in range(5)]
+            drawn = [errors_along(target, "gaussian", scale=2.0, draw=draw, signs=ratio) for draw in range(5)]
             for side, means in sides.items():
                 means.append(fmean(errors["gaussian"][f"mean_{side}"] for errors in drawn))
         for side, means in sides.items():
@@ -144,8 +144,8 @@ def valley_special_directions(quick: bool, where: Where = AT_HOME) -> Metrics:
     It explains theta_0 by BatchNorm's weights, which start at 1; without BatchNorm it should be symmetric.
     """
     found = defaultdict[str, list[float]](list)
-    for subject in networks(3 if quick else 10, where=where):
-        for name, errors in errors_along(subject, *SPECIAL, scale=1.0).items():
+    for target in networks(3 if quick else 10, where=where):
+        for name, errors in errors_along(target, *SPECIAL, scale=1.0).items():
             found[name].append(errors["asymmetry"])
     metrics = averages(found)
     of_signs = ("final", "sign", "sign_centered")
@@ -212,9 +212,9 @@ def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Metrics:
     num_networks, num_noises = (1, 2) if quick else (5, 3)
     asymmetries, rises = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for name, client in _SETTINGS.items():
-        for subject in networks(num_networks, {"client": client}, where):
+        for target in networks(num_networks, {"client": client}, where):
             drawn = [
-                errors_along(subject, "gaussian", scale=1.0, draw=draw, signs=1.0)["gaussian"]
+                errors_along(target, "gaussian", scale=1.0, draw=draw, signs=1.0)["gaussian"]
                 for draw in range(num_noises)
             ]
             asymmetries[name].append(fmean(errors["asymmetry"] for errors in drawn))
@@ -258,9 +258,9 @@ def valley_parameter_groups(quick: bool, where: Where = AT_HOME) -> Metrics:
     """
     found = defaultdict[str, list[float]](list)
     trained = networks(1 if quick else 5, _CNN, where)
-    for subject, group in product(trained, GROUPS):
+    for target, group in product(trained, GROUPS):
         drawn = [
-            errors_along(subject, "gaussian", scale=1.0, draw=draw, signs=1.0, group=group)
+            errors_along(target, "gaussian", scale=1.0, draw=draw, signs=1.0, group=group)
             for draw in range(1 if quick else 3)
         ]
         found[group].append(fmean(errors["gaussian"]["asymmetry"] for errors in drawn))
@@ -326,13 +326,13 @@ def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Metrics:
     found = defaultdict[str, list[float]](list)
     scalings = {"norms": Scaling.NORM, "filter": Scaling.FILTER}
     for begin, model in {"ones": "cnn", "uniform": f"{__name__}:uniform", "gaussian": f"{__name__}:gaussian"}.items():
-        for subject in networks(1 if quick else 5, {**_CNN, "model": {"name": model}}, where):
-            named = subject.model.named_modules()
+        for target in networks(1 if quick else 5, {**_CNN, "model": {"name": model}}, where):
+            named = target.model.named_modules()
             weights = {f"{path}.weight": module.weight for path, module in named if isinstance(module, BATCH_NORMS)}
             found[f"{begin}_share_above_0"].append(float((torch.cat([*weights.values()]) > 0).float().mean()))
             group = "|".join(weights)
             for draw, (name, scaling) in product(range(2 if quick else 3), scalings.items()):
-                errors = errors_along(subject, "binary", scale=2.0, draw=draw, group=group, scaling=scaling)
+                errors = errors_along(target, "binary", scale=2.0, draw=draw, group=group, scaling=scaling)
                 found[f"{begin}_{name}"].append(errors["binary"]["asymmetry"])
     metrics = averages(found)
     return metrics | {

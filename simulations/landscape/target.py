@@ -35,7 +35,7 @@ _CHANGEABLE = frozenset({"data", "engine"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class Target:
     """A model and its origin. `run` is the run it belongs to, if any.
 
     Raises:
@@ -135,7 +135,7 @@ def at_center(landscape: Landscape) -> dict[str, float]:
     return {name: float(of[0]) for name, of in landscape.at(landscape.center.unsqueeze(0)).arrays().items()}
 
 
-Source = Union[Subject, "Run", Path, str]
+Source = Union[Target, "Run", Path, str]
 """A run, or the path of a run, of one of its checkpoints, or of a file of weights."""
 
 
@@ -162,16 +162,16 @@ def run_of(path: Path) -> RunFolder | None:
     return open_run(path.parent.parent if (path / "state.json").is_file() else path)
 
 
-def subjects_of(sources: Sequence[Source], *, model: str | None, overrides: Sequence[str]) -> list[Subject]:
+def targets_of(sources: Sequence[Source], *, model: str | None, overrides: Sequence[str]) -> list[Target]:
     """Load several sources. Runs know their model, so with both, `model` applies to the files of weights."""
-    are_files = [not isinstance(source, Subject) and path_of(source).is_file() for source in sources]
+    are_files = [not isinstance(source, Target) and path_of(source).is_file() for source in sources]
     return [
-        subject_of(source, model=model if is_file or not any(are_files) else None, overrides=overrides)
+        target_of(source, model=model if is_file or not any(are_files) else None, overrides=overrides)
         for source, is_file in zip(sources, are_files, strict=True)
     ]
 
 
-def subject_of(source: Source, *, model: str | None = None, overrides: Sequence[str] = ()) -> Subject:
+def target_of(source: Source, *, model: str | None = None, overrides: Sequence[str] = ()) -> Target:
     """Load a source.
 
     Args:
@@ -184,7 +184,7 @@ def subject_of(source: Source, *, model: str | None = None, overrides: Sequence[
     Raises:
         FedSignError: there is no such source, or it does not fit.
     """
-    if isinstance(source, Subject):
+    if isinstance(source, Target):
         return source
     path = path_of(source)
     run = run_of(path)
@@ -200,10 +200,10 @@ def subject_of(source: Source, *, model: str | None = None, overrides: Sequence[
         checkpoint = checkpoints.load(path)
         tensors = checkpoint.evaluated or checkpoint.served
     workload = Workload(_experiment(run, overrides))
-    return Subject(source=path, workload=workload, tensors=tensors, run=run)
+    return Target(source=path, workload=workload, tensors=tensors, run=run)
 
 
-def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Subject:
+def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Target:
     if model is None:
         raise ConfigError(
             f"{path} is a file of weights, which does not say its model; name it with --model (and its data with --set "
@@ -212,7 +212,7 @@ def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Subject
     workload = Workload(configs.load(None, [f"model.name={model}", *overrides]))
     module = workload.make_model()
     load_weights(module, path)
-    return Subject(source=path, workload=workload, tensors=packing_of(module).packed(module.state_dict()), run=None)
+    return Target(source=path, workload=workload, tensors=packing_of(module).packed(module.state_dict()), run=None)
 
 
 def _last_model(run: RunFolder) -> Tensors:
