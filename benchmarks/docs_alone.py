@@ -151,8 +151,8 @@ def _analysis(result: Result) -> str:
     for what, title in {"w1": "W1, cohort", "w2": "W2, sequential"}.items():
         on, off = (ms(result["round_ms"][what][state]["median"] / 1000) for state in ("on", "off"))
         more, ratio = result["signs_ms"][what], result["signs_ratio"][what]
-        spread = f"{more['lowest']:.2f} to {more['highest']:.2f}"
-        watched.append([title, off, on, f"{more['median']:.2f}", spread, f"{ratio['median']:.3f}"])
+        dispersion = f"{more['lowest']:.2f} to {more['highest']:.2f}"
+        watched.append([title, off, on, f"{more['median']:.2f}", dispersion, f"{ratio['median']:.3f}"])
     return _alone(
         "Valleys and signs",
         "What it costs to look, in turn with what cannot be done without; and what a round takes with "
@@ -180,11 +180,11 @@ def _engines(result: Result) -> str:
             row = of_model[name]
             seconds = row["round_s"]
             ratio = f"{seconds['median'] / of_model[floor]['round_s']['median']:.2f}" if floor else ""
-            spread = f"{figure(seconds['lowest'])}-{figure(seconds['highest'])}"
+            dispersion = f"{figure(seconds['lowest'])}-{figure(seconds['highest'])}"
             loopback = "" if name in ("in_process", "workers") else f"{row['loopback_bytes']['median'] / 1e6:.1f}"
             rows.append(
                 [
-                    title, f"{num_parameters:,}", figure(seconds["median"]), spread, ratio,
+                    title, f"{num_parameters:,}", figure(seconds["median"]), dispersion, ratio,
                     figure(row["first_round_s"]["median"]), f"{row['payload_bytes'] / 1e6:.2f}", loopback,
                 ]
             )  # fmt: skip

@@ -147,7 +147,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
+def dispersion(values: Sequence[float]) -> dict[str, float]:
     """Return median, lowest, highest."""
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
@@ -167,10 +167,10 @@ def _row(work: Work, record: Record, bare: Record) -> Result:
         return {**row, "not_played": record.reason or "no repetition was finished"}
     plays, last = record.plays, record.plays[-1]
     row |= {
-        "round_s": spread([round_s(work, each) for each in plays]),
-        "mean_round_s": spread([mean_round_s(work, each) for each in plays]),
-        "first_round_s": spread([each["wall_s"][0] for each in plays]),
-        "start_s": spread([each["start_s"] for each in plays]),
+        "round_s": dispersion([round_s(work, each) for each in plays]),
+        "mean_round_s": dispersion([mean_round_s(work, each) for each in plays]),
+        "first_round_s": dispersion([each["wall_s"][0] for each in plays]),
+        "start_s": dispersion([each["start_s"] for each in plays]),
         "peak_mb": round(max(each["peak_bytes"] for each in plays) / 1e6),
         "loss": last["loss"],
         "accuracy": last["accuracy"],
@@ -181,15 +181,15 @@ def _row(work: Work, record: Record, bare: Record) -> Result:
         **{key: last[key] for key in last if key in ("decided", "kind")},
     }
     if record.player.one_process:
-        row["cpu_round_s"] = spread([round_s(work, each, clock="cpu_s") for each in plays])
+        row["cpu_round_s"] = dispersion([round_s(work, each, clock="cpu_s") for each in plays])
     if bare.plays:
         pairs = list(zip(plays, bare.plays, strict=False))
-        row["ratio_to_bare_loop"] = spread([round_s(work, one) / round_s(work, other) for one, other in pairs])
-        row["mean_ratio_to_bare_loop"] = spread(
+        row["ratio_to_bare_loop"] = dispersion([round_s(work, one) / round_s(work, other) for one, other in pairs])
+        row["mean_ratio_to_bare_loop"] = dispersion(
             [mean_round_s(work, one) / mean_round_s(work, other) for one, other in pairs]
         )
         if record.player.one_process:
-            row["cpu_ratio_to_bare_loop"] = spread(
+            row["cpu_ratio_to_bare_loop"] = dispersion(
                 [round_s(work, one, clock="cpu_s") / round_s(work, other, clock="cpu_s") for one, other in pairs]
             )
         if work.loss_tolerance is not None:

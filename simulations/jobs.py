@@ -157,8 +157,8 @@ def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
     return {"finished": True}
 
 
-def digest_of(config: ExperimentConfig, **besides: Any) -> str:
-    """Return a digest of everything that an experiment's results depend on; `besides`: further inputs."""
+def digest_of(config: ExperimentConfig, **extra: Any) -> str:
+    """Return a digest of everything that an experiment's results depend on; `extra`: further inputs."""
     counted = former_tree(config.what_counts())
     counts = {section: value for section, value in counted.items() if section not in _NO_RESULT}
-    return hashlib.sha256(json.dumps(counts | besides, sort_keys=True).encode()).hexdigest()[:10]
+    return hashlib.sha256(json.dumps(counts | extra, sort_keys=True).encode()).hexdigest()[:10]

@@ -112,7 +112,7 @@ class RoundLoop:
         traffic = self._train()
         if self._encoding is not None:
             self._encoding.commit(self.round, traffic.accepted, before=before, after=self._served)
-        besides = [hook.end(traffic) for hook in self._hooks]
+        columns = [hook.end(traffic) for hook in self._hooks]
         trained_at = time.perf_counter()
         evaluated = self._evaluate(self.round, self._evaluated)
         self._report(evaluated.failures)
@@ -124,7 +124,7 @@ class RoundLoop:
         line: Line = {"round": self.round, **evaluated.metrics, **traffic.record()}
         # In single precision, so that a sparse model, whose sum has no zeros, gives the same number.
         line["weight_norm"] = float(np.float32(norm_of(self._evaluated, self._parameters)))
-        for metrics in besides:
+        for metrics in columns:
             line |= metrics
         self._write(line, timings, evaluated)
 

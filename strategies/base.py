@@ -191,7 +191,7 @@ class Strategy(FlowerStrategy):
         entries = ConfigRecord({**config, wire.ROUND_KEY: server_round, wire.OBJECTIVE_KEY: spec})
         content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: entries})
         if request.shared:
-            content[wire.BESIDES] = to_record(request.shared)
+            content[wire.AUXILIARY] = to_record(request.shared)
         return [Message(content, node_id, MessageType.TRAIN) for node_id in request.cohort]
 
     def aggregate_train(

@@ -131,7 +131,7 @@ def _num_seeds(result: Result) -> int:
 def _accuracy(row: Result, num_seeds: int) -> str:
     num = sum(each is not None for each in row["values"].values())
     lost = f", {num} of {num_seeds} seeds" if num < num_seeds else ""
-    return f"{_POINTS.spread(*mean_and_std(row['values'].values()))}{lost}"
+    return f"{_POINTS.mean_and_std(*mean_and_std(row['values'].values()))}{lost}"
 
 
 def _says(difference: Result | None) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import machine
-from benchmarks.measure import result_head, spread, write_result
+from benchmarks.measure import dispersion, result_head, write_result
 
 NAME = "aggregation"
 NUM_REPLIES = 10
@@ -101,15 +101,15 @@ def measure(path: Path, *, repetitions: int) -> None:
             **result_head(NAME, "Aggregation: ten replies of 100 MB", before, repetitions),
             "mb": MB,
             "num_replies": NUM_REPLIES,
-            "seconds": {name: spread(taken) for name, taken in seconds.items()},
-            "ratio_to_in_place_sum": {name: spread(found) for name, found in ratios.items()},
+            "seconds": {name: dispersion(taken) for name, taken in seconds.items()},
+            "ratio_to_in_place_sum": {name: dispersion(found) for name, found in ratios.items()},
             "peak_mb": {name: _peaks(name) for name in ("ours", "flower")},
         },
     )
     for name in players:
         print(
-            f"{NAME}: {name:14} {1000 * spread(seconds[name])['median']:7.1f} ms, "
-            f"{spread(ratios[name])['median']:.2f} x"
+            f"{NAME}: {name:14} {1000 * dispersion(seconds[name])['median']:7.1f} ms, "
+            f"{dispersion(ratios[name])['median']:.2f} x"
         )
 
 

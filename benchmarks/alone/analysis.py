@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import machine
-from benchmarks.measure import result_head, spread, write_result
+from benchmarks.measure import dispersion, result_head, write_result
 from benchmarks.works.w1 import W1
 from benchmarks.works.w2 import W2
 from fedsign.config import from_dict, merged
@@ -159,25 +159,25 @@ def measure(path: Path, *, repetitions: int) -> None:
             **result_head(NAME, "Looking at valleys and signs", before, repetitions),
             "threads": torch.get_num_threads(),
             "seconds": {
-                what: {name: spread(taken) for name, taken in found.items()} for what, found in seconds.items()
+                what: {name: dispersion(taken) for name, taken in found.items()} for what, found in seconds.items()
             },
-            "ratio": {what: spread(found) for what, found in ratios.items()},
+            "ratio": {what: dispersion(found) for what, found in ratios.items()},
             "round_ms": {
-                what: {state: spread(values) for state, values in found.items()} for what, found in watched.items()
+                what: {state: dispersion(values) for state, values in found.items()} for what, found in watched.items()
             },
             "signs_ms": {
-                what: spread([on - off for on, off in zip(found["on"], found["off"], strict=True)])
+                what: dispersion([on - off for on, off in zip(found["on"], found["off"], strict=True)])
                 for what, found in watched.items()
             },
             "signs_ratio": {
-                what: spread([on / off for on, off in zip(found["on"], found["off"], strict=True)])
+                what: dispersion([on / off for on, off in zip(found["on"], found["off"], strict=True)])
                 for what, found in watched.items()
             },
         },
     )
     for what, found in seconds.items():
         for name, taken in found.items():
-            print(f"{NAME}: {what} {name:8} {spread(taken)['median']:8.3f} s")
+            print(f"{NAME}: {what} {name:8} {dispersion(taken)['median']:8.3f} s")
     for what, found in watched.items():
         for state, values in found.items():
-            print(f"{NAME}: {what} signs {state:3} {spread(values)['median']:8.3f} ms a round")
+            print(f"{NAME}: {what} signs {state:3} {dispersion(values)['median']:8.3f} ms a round")

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.machine import machine
-from benchmarks.measure import result_head, spread, write_result
+from benchmarks.measure import dispersion, result_head, write_result
 from fedsign.records import Tensors
 from fedsign.storage import checkpoints
 from fedsign.storage.checkpoints import Checkpoint
@@ -41,8 +41,8 @@ def measure(path: Path, *, repetitions: int) -> None:
             turns = [play(given, ROUNDS[model]) for _ in range(repetitions)]
             metrics[f"{model} {strategy}"] = {
                 "num_parameters": num_parameters,
-                **{f"{kind}_ms": spread([turn[kind] for turn in turns]) for kind in ("ours", "plain")},
-                "ratio": spread([turn["ours"] / turn["plain"] for turn in turns]),
+                **{f"{kind}_ms": dispersion([turn[kind] for turn in turns]) for kind in ("ours", "plain")},
+                "ratio": dispersion([turn["ours"] / turn["plain"] for turn in turns]),
             }
     write_result(path, {**result_head(NAME, "A checkpoint with digests", before, repetitions), "checkpoints": metrics})
     for name, row in metrics.items():

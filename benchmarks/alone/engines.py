@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from benchmarks.machine import machine
-from benchmarks.measure import Result, result_head, spread, write_result
+from benchmarks.measure import Result, dispersion, result_head, write_result
 
 NAME = "engines"
 NUM_CLIENTS, ROUNDS = 4, 4
@@ -233,7 +233,7 @@ def measure(path: Path, *, repetitions: int) -> None:
 def _summary(plays: list[Result]) -> Result:
     metrics = ("round_s", "first_round_s", "whole_s", "loopback_bytes")
     return {
-        **{name: spread([each[name] for each in plays]) for name in metrics},
+        **{name: dispersion([each[name] for each in plays]) for name in metrics},
         "payload_bytes": plays[0]["payload_bytes"],
         "loss": plays[0]["loss"],
     }

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.alone import hand_jvp
 from benchmarks.machine import machine
-from benchmarks.measure import Result, result_head, spread, write_result
+from benchmarks.measure import Result, dispersion, result_head, write_result
 from fedsign.bilevel import directions
 from fedsign.bilevel.condensation import IMAGES, Training, draws
 from fedsign.bilevel.condense import Condensation
@@ -43,7 +43,8 @@ def by_depth(repetitions: int) -> Result:
         takes = {method: hypergradient(method, depth) for method in METHODS}
         taken = _in_turn(takes, repetitions if depth <= 100 else 3)
         found[str(depth)] = {
-            method: {"peak_bytes": peak_bytes(takes[method]), "seconds": spread(taken[method])} for method in METHODS
+            method: {"peak_bytes": peak_bytes(takes[method]), "seconds": dispersion(taken[method])}
+            for method in METHODS
         }
         print(f"{NAME}: depth {depth} measured", flush=True)
     return found
@@ -130,10 +131,10 @@ def conv_net(width: int, threads: int, repetitions: int) -> Result:
         "width": width,
         "threads": threads,
         "error": error,
-        "seconds": {name: spread(values) for name, values in taken.items()},
-        "ratio_to_together": {name: spread(values) for name, values in pairs.items()},
-        "ours_over_hand": spread([1 / value for value in pairs["by_hand"]]),
-        "func_one_after_another_over_mapped": spread(
+        "seconds": {name: dispersion(values) for name, values in taken.items()},
+        "ratio_to_together": {name: dispersion(values) for name, values in pairs.items()},
+        "ours_over_hand": dispersion([1 / value for value in pairs["by_hand"]]),
+        "func_one_after_another_over_mapped": dispersion(
             [one / other for one, other in zip(taken["by_func_one_after_another"], taken["by_func"], strict=True)]
         ),
     }

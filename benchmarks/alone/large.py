@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import machine
-from benchmarks.measure import Result, result_head, spread, write_result
+from benchmarks.measure import Result, dispersion, result_head, write_result
 
 NAME = "large"
 WIDTH = 15_700
@@ -136,7 +136,7 @@ def measure(path: Path, *, repetitions: int) -> None:
 
 def _summary(plays: list[Result]) -> dict[str, Any]:
     return {
-        "round_s": spread([each["round_s"][-1] for each in plays]),
+        "round_s": dispersion([each["round_s"][-1] for each in plays]),
         "bytes_down": plays[0]["bytes_down"],
         "bytes_up": plays[0]["bytes_up"],
         "peak_bytes": {role: max(each["peak_bytes"].get(role, 0) for each in plays) for role in ROLES},

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import machine
-from benchmarks.measure import Result, result_head, spread, write_result
+from benchmarks.measure import Result, dispersion, result_head, write_result
 from fedsign.data.base import Dataset
 from fedsign.data.text.pytext import pytext
 from fedsign.memory.live import LiveBytes, allocated
@@ -142,7 +142,7 @@ def on_gpu(repetitions: int) -> Result:
             for _ in range(PERIOD + 2):
                 training.step()
         taken = [iteration_s(training)[0] for _ in range(repetitions)]
-        found[kind] = {"peak_bytes": given.peak_bytes, "iteration_s": spread(taken)}
+        found[kind] = {"peak_bytes": given.peak_bytes, "iteration_s": dispersion(taken)}
         del training
         gc.collect()
         torch.cuda.empty_cache()
@@ -174,9 +174,9 @@ def measure(path: Path, *, repetitions: int) -> None:
         "bytes": bytes_of,
         "kept_ratio": kept(lisa) / kept(full),
         "beyond_weights_ratio": lisa["beyond_weights_bytes"] / full["beyond_weights_bytes"],
-        "iteration_s": {kind: spread([wall for wall, _ in values]) for kind, values in taken.items()},
-        "iteration_ratio": spread([one[0] / other[0] for one, other in pairs]),
-        "cpu_ratio": spread([one[1] / other[1] for one, other in pairs]),
+        "iteration_s": {kind: dispersion([wall for wall, _ in values]) for kind, values in taken.items()},
+        "iteration_ratio": dispersion([one[0] / other[0] for one, other in pairs]),
+        "cpu_ratio": dispersion([one[1] / other[1] for one, other in pairs]),
     }
     if torch.cuda.is_available():
         result["gpu"] = {**result_head(NAME, "", before, repetitions), "device": "cuda", **on_gpu(repetitions)}

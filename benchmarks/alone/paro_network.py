@@ -26,7 +26,7 @@ from benchmarks.alone.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
 from benchmarks.alone.shaped import Cable, cable
 from benchmarks.docs_alone import COMPARED
 from benchmarks.machine import machine
-from benchmarks.measure import Result, result_head, spread, write_result
+from benchmarks.measure import Result, dispersion, result_head, write_result
 from fedsign.errors import EngineError
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import StateBytes, Task, estimate
@@ -91,7 +91,7 @@ def _summed_up(found: list[dict[str, Any]]) -> Result:
         seconds = [max(rank["seconds"] for rank in turn) for turn in turns]
         expected = predicted(name, across_bps=across_bps, within_bps=within_bps, computing_s=computing_s)
         players[name] = {
-            "seconds": spread(seconds),
+            "seconds": dispersion(seconds),
             "all_seconds": seconds,
             "cable_bytes": median(turn[0]["cable_bytes"] + turn[PER_GROUP]["cable_bytes"] for turn in turns),
             "kept_bytes": max(rank["kept_bytes"] for turn in turns for rank in turn),
@@ -113,7 +113,7 @@ def _summed_up(found: list[dict[str, Any]]) -> Result:
 
 def _ratio(players: Result, slow: str, fast: str) -> dict[str, float]:
     pairs = zip(players[slow]["all_seconds"], players[fast]["all_seconds"], strict=True)
-    return spread([one / other for one, other in pairs])
+    return dispersion([one / other for one, other in pairs])
 
 
 def measure(path: Path, *, repetitions: int, players: list[str] | None = None) -> None:

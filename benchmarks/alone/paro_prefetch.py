@@ -23,7 +23,7 @@ from benchmarks.alone.paro_network import RANKS, on_machines
 from benchmarks.alone.paro_players import PER_GROUP, adamw, loss_of
 from benchmarks.alone.shaped import DEVICE, cable
 from benchmarks.machine import machine
-from benchmarks.measure import Result, result_head, spread, write_result
+from benchmarks.measure import Result, dispersion, result_head, write_result
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
 from fedsign.sharding.traffic import Rings
@@ -125,8 +125,8 @@ def _summed_up(found: list[Result]) -> Result:
         turns = list(zip(*(rank["players"][name] for rank in found), strict=True))
         seconds = {key: [max(rank[key] for rank in turn) for turn in turns] for key in ("off", "on")}
         players[name] = {
-            **{key: spread(each) for key, each in seconds.items()},
-            "off_over_on": spread([off / on for off, on in zip(seconds["off"], seconds["on"], strict=True)]),
+            **{key: dispersion(each) for key, each in seconds.items()},
+            "off_over_on": dispersion([off / on for off, on in zip(seconds["off"], seconds["on"], strict=True)]),
             "is_same": all(rank["is_same"] for turn in turns for rank in turn),
         }
     return {"computing_s": max(rank["computing_s"] for rank in found), "players": players}

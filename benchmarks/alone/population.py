@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import machine
-from benchmarks.measure import result_head, spread, write_result
+from benchmarks.measure import dispersion, result_head, write_result
 from fedsign.storage.results import Line
 from simulations import run
 from simulations.callbacks.base import Callback
@@ -100,9 +100,9 @@ def measure(path: Path, *, repetitions: int) -> None:
         "strategies": {
             strategy: {
                 str(num_clients): {
-                    **{name: spread([each[name] for each in turns]) for name in METRICS},
+                    **{name: dispersion([each[name] for each in turns]) for name in METRICS},
                     "ratio_to_smallest": {
-                        name: spread(
+                        name: dispersion(
                             [
                                 each[name] / smallest[name]
                                 for each, smallest in zip(turns, by_population[POPULATIONS[0]], strict=True)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks.machine import machine
-from benchmarks.measure import Result, result_head, spread, write_result
+from benchmarks.measure import Result, dispersion, result_head, write_result
 from fedsign.models.transform import prepare_training
 from fedsign.optim.base import optimizer_of
 from fedsign.parameterization.masks import mask_of
@@ -80,9 +80,9 @@ def in_turn(players: dict[str, Callable[[], None]], repetitions: int) -> Result:
     calls = {name: _calls(play) for name, play in players.items()}
     taken = [{name: _timed(play, calls[name]) for name, play in players.items()} for _ in range(repetitions + 1)][1:]
     return {
-        **{f"{name}_s": spread([each[name][0] for each in taken]) for name in players},
-        "ratio": spread([each["csr"][0] / each["dense"][0] for each in taken]),
-        "cpu_ratio": spread([each["csr"][1] / each["dense"][1] for each in taken]),
+        **{f"{name}_s": dispersion([each[name][0] for each in taken]) for name in players},
+        "ratio": dispersion([each["csr"][0] / each["dense"][0] for each in taken]),
+        "cpu_ratio": dispersion([each["csr"][1] / each["dense"][1] for each in taken]),
     }
 
 

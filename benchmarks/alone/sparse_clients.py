@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import machine
-from benchmarks.measure import result_head, spread, write_result
+from benchmarks.measure import dispersion, result_head, write_result
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from clients.working_model import WorkingModel
@@ -100,7 +100,7 @@ def measure(path: Path, *, repetitions: int) -> None:
         **result_head(NAME, "Sparse clients", before, repetitions),
         "threads": torch.get_num_threads(),
         "bytes": {player: client.num_bytes for player, client in clients.items()},
-        "step_s": {player: spread([wall for wall, _ in values]) for player, values in taken.items()},
+        "step_s": {player: dispersion([wall for wall, _ in values]) for player, values in taken.items()},
         "step_ratio": {player: _ratio(values, taken["dense"], 0) for player, values in taken.items()},
         "cpu_ratio": {player: _ratio(values, taken["dense"], 1) for player, values in taken.items()},
     }
@@ -110,4 +110,4 @@ def measure(path: Path, *, repetitions: int) -> None:
 
 
 def _ratio(mine: list[tuple[float, float]], dense: list[tuple[float, float]], of: int) -> dict[str, float]:
-    return spread([one[of] / other[of] for one, other in zip(mine, dense, strict=True)])
+    return dispersion([one[of] / other[of] for one, other in zip(mine, dense, strict=True)])

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import machine
-from benchmarks.measure import ONE_THREAD, ROOT, result_head, spread, write_result
+from benchmarks.measure import ONE_THREAD, ROOT, dispersion, result_head, write_result
 
 NAME = "startup"
 IMPORTS = "import torch, flwr.app, flwr.clientapp, flwr.serverapp, flwr.serverapp.strategy, sklearn.datasets"
@@ -37,10 +37,10 @@ def measure(path: Path, *, repetitions: int) -> None:
             processor.append(command_cpu_s - import_cpu_s)
     result = {
         **result_head(NAME, "From the command to the end of the first round", before, repetitions),
-        "command_s": spread(commands),
-        "imports_s": spread(imports),
-        "beyond_imports_s": spread([one - other for one, other in zip(commands, imports, strict=True)]),
-        "cpu_beyond_imports_s": spread(processor),
+        "command_s": dispersion(commands),
+        "imports_s": dispersion(imports),
+        "beyond_imports_s": dispersion([one - other for one, other in zip(commands, imports, strict=True)]),
+        "cpu_beyond_imports_s": dispersion(processor),
         "imports": IMPORTS,
     }
     write_result(path, result)

@@ -105,7 +105,7 @@ def _accuracies(result: Result) -> str:
         rows.append(
             [
                 standing["label"],
-                *(_POINTS.spread(entry["mean"], entry["std"]) for entry in entries),
+                *(_POINTS.mean_and_std(entry["mean"], entry["std"]) for entry in entries),
                 MISSING if difference is None else _POINTS.interval(Interval(**difference)),
                 standing["says"],
             ]

@@ -75,7 +75,7 @@ def cells(ablation: Ablation, row: Row) -> dict[str, str]:
     norm = final_means(entry, "weight_norm", ablation.summary.last)
     peak = wording.MISSING if row.peak is None else f"{scale.number(row.peak[0])} ({row.peak[1]})"
     return {
-        ablation.summary.metric_name: scale.spread(entry.mean, entry.std),
+        ablation.summary.metric_name: scale.mean_and_std(entry.mean, entry.std),
         "difference to FedAvg": _shown(ablation, row.to_fedavg),
         f"difference to {ablation.summary.labels.get(ablation.regularizer, '')}": _shown(ablation, row.to_regularizer),
         "share of gain": shown,

@@ -51,7 +51,7 @@ class Scale:
         """A value with its unit, joined by a narrow no-break space."""
         return NARROW_SPACE.join(filter(None, [self.number(value), self.unit]))
 
-    def spread(self, mean: float | None, std: float | None) -> str:
+    def mean_and_std(self, mean: float | None, std: float | None) -> str:
         """`97.62 ± 0.31`, or the mean alone without a deviation."""
         return self.number(mean) if std is None else f"{self.number(mean)} {PLUS_MINUS} {self.number(std)}"
 

@@ -74,7 +74,7 @@ def pooled(summary: Summary) -> list[PooledRow]:
         PooledRow(
             standing=row,
             sample=Series(name=row.label, x=(), y=(), color=looks.index(row.strategy)),
-            value=summary.scale.spread(row.mean, row.std),
+            value=summary.scale.mean_and_std(row.mean, row.std),
             difference="reference" if row.says == "reference" else _interval(summary, row),
             verdict=verdict_text(row),
             wins=f"{row.difference.wins}/{row.difference.num_pairs}" if row.difference else MISSING,
@@ -203,7 +203,7 @@ def _result_row(summary: Summary, entry: Entry, look: int, found: Standings | No
         choice="" if summary.tuning else short_label(entry.choice),  # a search has a table of its own
         sample=Series(name=entry.label, x=(), y=(), color=look),
         is_bold=row is not None and row.is_bold,
-        value=scale.spread(entry.mean, entry.std),
+        value=scale.mean_and_std(entry.mean, entry.std),
         difference=difference,
         verdict="" if row is None else verdict_text(row),
         wins=wins,

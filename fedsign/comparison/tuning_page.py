@@ -220,7 +220,7 @@ def _panel(
 def _value(summary: Summary, trial: Trial) -> str:
     if trial.num_lost:
         return "diverged" if trial.num_lost == len(trial.values) else f"{plural(trial.num_lost, 'seed')} diverged"
-    return summary.scale.spread(trial.validation_mean, trial.validation_std)
+    return summary.scale.mean_and_std(trial.validation_mean, trial.validation_std)
 
 
 def _label(summary: Summary, strategy: str) -> str:

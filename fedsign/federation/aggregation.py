@@ -181,7 +181,7 @@ def weighted_mean(
     )
 
 
-class Spread:
+class Dispersion:
     """The dispersion of the clients' updates u_k, streamed into a single accumulator; all clients count equally.
 
     The *client drift* is sqrt(mean_k ||u_k - mean u||^2) / ||mean u||: 0 if all updates are equal, large if they are

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
-from fedsign.federation.aggregation import LARGEST_VALUE, Spread, in_slot_order, is_finite
+from fedsign.federation.aggregation import LARGEST_VALUE, Dispersion, in_slot_order, is_finite
 from fedsign.records import (
     CohortReply,
     CohortRequest,
@@ -77,12 +77,12 @@ class Traffic:
     bytes_down: int = 0
     bytes_up: int = 0
     weighted_losses: list[tuple[int, float]] = field(default_factory=list)
-    spread: Spread = field(default_factory=Spread)
+    dispersion: Dispersion = field(default_factory=Dispersion)
 
     def record(self) -> Line:
         """The round's record; the training loss is the clients' mean, weighted by samples."""
         num_examples = sum(num for num, _ in self.weighted_losses)
-        update_norm, client_drift = self.spread.metrics()
+        update_norm, client_drift = self.dispersion.metrics()
         return {
             "train_loss": sum(num * loss for num, loss in self.weighted_losses) / num_examples
             if num_examples
@@ -299,9 +299,9 @@ class DirectExchange(Exchange):
             check_shapes(reply.tensors, reply.extra, like=request.tensors, is_partial=self.encoding is not None)
             check_numbers(reply, max_examples=self._max_examples)
             whole = {**self._received, **reply.tensors}  # tensors not sent are unchanged
-            besides = {name: tensor for name, tensor in reply.tensors.items() if name not in self._received}
-            check_finite(besides, reply.extra)  # parameters are checked by `spread.add`, in the same pass
-            if not self.traffic.spread.add(whole, self._received):
+            auxiliary = {name: tensor for name, tensor in reply.tensors.items() if name not in self._received}
+            check_finite(auxiliary, reply.extra)  # parameters are checked by `dispersion.add`, in the same pass
+            if not self.traffic.dispersion.add(whole, self._received):
                 check_finite(reply.tensors, {})  # raises, naming the tensor
         except ReplyError as error:
             self.traffic.failures.append(failure_of(reply.partition, error))
@@ -320,20 +320,20 @@ class DirectExchange(Exchange):
         except ReplyError as error:  # names, shapes and dtypes are common to all batched replies
             self.traffic.failures += [failure_of(partition, error) for partition in stack.partitions]
             return stack.without(range(len(stack)))
-        besides = [tensor for name, tensor in stack.tensors.items() if name not in self._received]
-        besides += stack.extra.values()
+        auxiliary = [tensor for name, tensor in stack.tensors.items() if name not in self._received]
+        auxiliary += stack.extra.values()
         numbers = [value for values in stack.metrics.values() for value in values]
         is_bounded = all(
             1 <= num <= self._max_examples(each) for each, num in zip(stack.partitions, stack.num_examples, strict=True)
         ) and all(map(isfinite, numbers))
         if not (
             is_bounded
-            and all(is_finite(tensor, LARGEST_VALUE) for tensor in besides)
-            and self.traffic.spread.add_stack(stack.tensors, self._received)
+            and all(is_finite(tensor, LARGEST_VALUE) for tensor in auxiliary)
+            and self.traffic.dispersion.add_stack(stack.tensors, self._received)
         ):
             stack = self._without_diverged(stack)
             if len(stack):
-                self.traffic.spread.add_stack(stack.tensors, self._received)
+                self.traffic.dispersion.add_stack(stack.tensors, self._received)
         if len(stack):
             for observer in self.observers:
                 observer.add_stack(stack.tensors, self._received)
@@ -438,21 +438,21 @@ def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial:
 
 def check_finite(tensors: Tensors, extra: Tensors) -> None:
     """Raise ReplyError for values that are NaN, infinite, or so large that their squares or sums would be."""
-    for besides, group in (("", tensors), (" besides the model", extra)):
+    for auxiliary, group in (("", tensors), (" besides the model", extra)):
         for name, tensor in group.items():
             if not is_finite(tensor, LARGEST_VALUE):
                 held = f"values beyond {LARGEST_VALUE:.1e}" if is_finite(tensor) else "NaN or infinite values"
-                raise ReplyError(f"tensor '{name}'{besides} holds {held}: the client's training diverged.")
+                raise ReplyError(f"tensor '{name}'{auxiliary} holds {held}: the client's training diverged.")
 
 
 def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, encoding: UpdateEncoding | None) -> int:
     """What a round's clients download: the whole model, or what they lack of it, plus auxiliary tensors."""
     sizes = {name: tensor.nbytes for name, tensor in model.items()}
-    besides = sum(tensor.nbytes for tensor in shared.values())
+    auxiliary = sum(tensor.nbytes for tensor in shared.values())
     if encoding is None:
-        return len(cohort) * (sum(sizes.values()) + besides)
+        return len(cohort) * (sum(sizes.values()) + auxiliary)
     lacking = sum(sizes[name] for partition in cohort for name in encoding.lacking(partition, sizes))
-    return lacking + len(cohort) * besides
+    return lacking + len(cohort) * auxiliary
 
 
 def _kind(tensor: Tensor) -> str:

@@ -249,13 +249,13 @@ class PartitionGrid(MessageGrid, Exchange):
         if (site := self._nodes.site(partition)) is not None:
             self.ledger.hand_over(partition, site.name)
         if trains and not whole:
-            model, shared = to_tensors(wire.arrays_of(content)), to_tensors(wire.besides(content))
+            model, shared = to_tensors(wire.arrays_of(content)), to_tensors(wire.auxiliary(content))
             self.traffic.bytes_down += bytes_down([partition], model, shared, self.encoding)
         if plain is not None:
             content = RecordDict(dict(content))
             for key, record in wire.of_kind(content, ArrayRecord).items():
                 names = None
-                if trains and key != wire.BESIDES and self.encoding is not None:
+                if trains and key != wire.AUXILIARY and self.encoding is not None:
                     digests = self.encoding.digests(to_tensors(record))
                     names = None if whole else self.encoding.lacking(partition, record)
                 content[key], own = plain.of(record, names)
@@ -280,7 +280,7 @@ class PartitionGrid(MessageGrid, Exchange):
         served, reply = to_tensors(wire.arrays_of(request.content)), good.reply
         received = {name: served[name] for name in self._parameters}
         whole = {**received, **reply.tensors}  # tensors not sent are unchanged
-        self.traffic.spread.add(whole, received)
+        self.traffic.dispersion.add(whole, received)
         for observer in self.observers:
             observer.add(whole, received)
         self._count(reply, good.sent, [reply.partition], [reply.num_examples], [reply.metrics])

@@ -2,7 +2,7 @@
 
 A request is what the strategy wrote (arrays and a config record, under any keys) plus the record `route`, which
 PartitionGrid adds.  A reply is one ArrayRecord and one MetricRecord, as Flower's own strategies expect, plus the record
-`reply`, which only we read.  Auxiliary tensors (SCAFFOLD's control variates) are a second ArrayRecord, `besides`, in
+`reply`, which only we read.  Auxiliary tensors (SCAFFOLD's control variates) are a second ArrayRecord, `auxiliary`, in
 both directions.
 """
 
@@ -19,7 +19,7 @@ from fedsign.flower.array import PlainArrays, decode_in_place, to_record, to_ten
 from fedsign.flower.shims import client_error, filled
 from fedsign.records import Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest, failure_of
 
-ROUTE, REPLY, ARRAYS, METRICS, CONFIG, BESIDES = "route", "reply", "arrays", "metrics", "config", "besides"
+ROUTE, REPLY, ARRAYS, METRICS, CONFIG, AUXILIARY = "route", "reply", "arrays", "metrics", "config", "besides"
 ROUND_KEY = "server-round"  # written by Flower's strategies
 OBJECTIVE_KEY = "objective"
 NUM_EXAMPLES_KEY = "num-examples"  # the default weight in Flower's strategies
@@ -76,7 +76,7 @@ def unpack_request(message: Message) -> TrainRequest:
         objective=ObjectiveSpec(**objective),
         state_version=int(cast(int, route_record["state-version"])),
         needed_versions=frozenset(json.loads(str(route_record["needed-versions"]))),
-        shared=to_tensors(besides(content), encodings),
+        shared=to_tensors(auxiliary(content), encodings),
         digests=json.loads(str(route_record.get(_DIGESTS, "{}"))),
     )
 
@@ -112,7 +112,7 @@ def pack_reply(reply: TrainReply, request: Message) -> Message:
         }
     )
     if reply.extra:
-        content[BESIDES] = to_record(reply.extra)
+        content[AUXILIARY] = to_record(reply.extra)
     return Message(content, reply_to=request)
 
 
@@ -141,7 +141,7 @@ def unpack_reply(message: Message) -> TrainReply:
         num_examples=cast(int, num_examples),
         metrics={name: float(cast(float, value)) for name, value in metrics.items()},
         has_state=bool(record["has-state"]),
-        extra=to_tensors(besides(content), encodings),
+        extra=to_tensors(auxiliary(content), encodings),
     )
 
 
@@ -156,20 +156,20 @@ def of_kind(content: RecordDict, kind: type[RecordT]) -> dict[str, RecordT]:
 
 def arrays_of(content: RecordDict) -> ArrayRecord:
     """The ArrayRecord that holds the model."""
-    records = [record for key, record in of_kind(content, ArrayRecord).items() if key != BESIDES]
+    records = [record for key, record in of_kind(content, ArrayRecord).items() if key != AUXILIARY]
     if len(records) != 1:
         raise ReplyError(f"a message holds {len(records)} array records; expected exactly one.")
     return records[0]
 
 
-def besides(content: RecordDict) -> ArrayRecord:
+def auxiliary(content: RecordDict) -> ArrayRecord:
     """The auxiliary tensors; empty if there are none.  Their encodings are those of the parameters of the same name."""
-    return of_kind(content, ArrayRecord)[BESIDES] if BESIDES in of_kind(content, ArrayRecord) else ArrayRecord()
+    return of_kind(content, ArrayRecord)[AUXILIARY] if AUXILIARY in of_kind(content, ArrayRecord) else ArrayRecord()
 
 
 def replace_arrays(message: Message, tensors: Tensors) -> None:
     """Replace the model's tensors in a message."""
-    key = next(key for key in of_kind(message.content, ArrayRecord) if key != BESIDES)
+    key = next(key for key in of_kind(message.content, ArrayRecord) if key != AUXILIARY)
     message.content[key] = to_record(tensors)
 
 

@@ -167,10 +167,10 @@ def _greet(kit: Kit, say: Say, host: str) -> None:
         return
     if seen.certificate_ends is not None:
         _judge(seen.certificate_ends, "the server's certificate", say)
-        _wait_to_be_let_in(kit, say, host)
+        _wait_for_authentication(kit, say, host)
 
 
-def _wait_to_be_let_in(kit: Kit, say: Say, host: str) -> None:
+def _wait_for_authentication(kit: Kit, say: Say, host: str) -> None:
     """Wait until the SuperLink notices that the site's former SuperNode was killed."""
     ends_at, is_told = time.monotonic() + HEARTBEAT_S + _SLACK_S, False
     while True:

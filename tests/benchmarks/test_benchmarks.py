@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import docs, rooms
 from benchmarks.export import export
-from benchmarks.measure import Record, play, play_once, round_s, spread, summarized
+from benchmarks.measure import Record, dispersion, play, play_once, round_s, summarized
 from benchmarks.players import BARE, PLAYERS, Player, player_named
 from benchmarks.task import Task
 from benchmarks.works import all_works
@@ -59,8 +59,8 @@ def fabricated(**round_s: float) -> dict[str, Any]:
         {
             "player": name,
             "title": titles[name],
-            **{key: spread([value]) for key in ("round_s", "mean_round_s", "first_round_s", "start_s")},
-            "ratio_to_bare_loop": spread([value / round_s[BARE]]),
+            **{key: dispersion([value]) for key in ("round_s", "mean_round_s", "first_round_s", "start_s")},
+            "ratio_to_bare_loop": dispersion([value / round_s[BARE]]),
             "peak_mb": 100,
             "loss": 1.0,
             "accuracy": 0.9,
@@ -161,7 +161,7 @@ def test_a_ratio_is_of_neighbors_in_time() -> None:
     other = Record(player_named("cohort"), plays=[played(2.0), played(10.0), played(6.0)])
     row = summarized(SMALL, [bare, other])[1]
     assert round_s(SMALL, played(1.0)) == 1.0, "the first round is left out"
-    assert row["ratio_to_bare_loop"] == spread([2.0, 1.0, 3.0])
+    assert row["ratio_to_bare_loop"] == dispersion([2.0, 1.0, 3.0])
     assert row["ratio_to_bare_loop"]["median"] == statistics.median([2.0, 1.0, 3.0])
 
 

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
-from fedsign.federation.aggregation import LARGEST_VALUE, Spread
+from fedsign.federation.aggregation import LARGEST_VALUE, Dispersion
 from fedsign.federation.exchange import DirectExchange, MaxExamples, check_finite
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import (
@@ -174,8 +174,8 @@ def test_a_stack_is_counted_like_its_clients_one_by_one() -> None:
     assert taken(stacks, cohort(*range(5))) == taken(one_by_one, cohort(*range(5))) == [0, 1, 2, 3, 4]
     for name in ("accepted", "bytes_up", "bytes_down", "weighted_losses", "sent", "with_state"):
         assert getattr(stacks.traffic, name) == getattr(one_by_one.traffic, name), name
-    assert stacks.traffic.spread.metrics()[0] == pytest.approx(one_by_one.traffic.spread.metrics()[0])
-    assert stacks.traffic.spread.metrics()[1] == pytest.approx(one_by_one.traffic.spread.metrics()[1])
+    assert stacks.traffic.dispersion.metrics()[0] == pytest.approx(one_by_one.traffic.dispersion.metrics()[0])
+    assert stacks.traffic.dispersion.metrics()[1] == pytest.approx(one_by_one.traffic.dispersion.metrics()[1])
 
 
 def test_what_is_not_finite_is_its_own_clients_failure() -> None:
@@ -246,10 +246,10 @@ def test_what_travels_besides_has_to_be_finite_too() -> None:
 
 def test_the_spread_of_a_stack_is_that_of_its_updates() -> None:
     """u = (3, 4) and (3, -4): mean (3, 0), each lies 4 from it."""
-    spread = Spread()
+    dispersion = Dispersion()
     local = {"a": torch.tensor([[4.0], [4.0]]), "b": torch.tensor([[4.0], [-4.0]])}
-    spread.add_stack(local, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
-    assert spread.metrics() == (pytest.approx(3.0), pytest.approx(4 / 3))
+    dispersion.add_stack(local, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
+    assert dispersion.metrics() == (pytest.approx(3.0), pytest.approx(4 / 3))
 
 
 class Misshapen(Objective):

@@ -79,7 +79,7 @@ def test_the_server_aggregates_what_was_decoded_and_counts_what_was_sent() -> No
         assert isinstance(decoded, TrainReply) and set(decoded.tensors) == set(SERVED)
         assert decoded.tensors["w"].tolist() == [4.0, -2.0] and decoded.tensors["mean"].tolist() == [3.0]
         assert made.traffic.bytes_up == 4 + 2 + 4
-        assert made.traffic.spread.metrics() == (pytest.approx(3.0), pytest.approx(0.0))
+        assert made.traffic.dispersion.metrics() == (pytest.approx(3.0), pytest.approx(0.0))
 
 
 @pytest.mark.parametrize("path", ["sequential", pytest.param("cohort", marks=pytest.mark.needs("cohort"))])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError, RoundError
-from fedsign.federation.aggregation import Spread, WeightedMean
+from fedsign.federation.aggregation import Dispersion, WeightedMean
 from fedsign.federation.exchange import DirectExchange
 from fedsign.partial.updates import PartialUpdates
 from fedsign.records import CohortRequest, Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
@@ -211,12 +211,12 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
     link.observers = [observer]
     play(served)
     received = {name: served[name] for name in PARAMETERS}
-    spread, signs = Spread(), SignAgreement()
+    dispersion, signs = Dispersion(), SignAgreement()
     for each in replies:
         whole = {name: each.tensors.get(name, served[name]) for name in ROLES}
-        spread.add(whole, received)
+        dispersion.add(whole, received)
         signs.add(whole, received)
-    assert link.traffic.spread.metrics() == spread.metrics()
+    assert link.traffic.dispersion.metrics() == dispersion.metrics()
     assert signs.metrics() and observer.metrics() == signs.metrics()
 
 

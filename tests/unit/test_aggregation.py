@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsign.federation.aggregation import Spread, WeightedMean, in_slot_order
+from fedsign.federation.aggregation import Dispersion, WeightedMean, in_slot_order
 from fedsign.records import Tensors, TrainReply
 from strategies.base import Strategy
 
@@ -167,22 +167,22 @@ def test_the_mean_of_nothing_is_an_error() -> None:
 
 def test_client_drift_of_opposite_updates_is_their_distance_over_the_mean() -> None:
     """u = (3, 4) and (3, -4): mean (3, 0), each lies 4 from it: drift 4 / 3."""
-    spread = Spread()
+    dispersion = Dispersion()
     for sign in (1.0, -1.0):
         local = {"a": torch.tensor([4.0]), "b": torch.tensor([4.0 * sign])}
-        spread.add(local, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
-    assert spread.metrics()[0] == pytest.approx(3.0)
-    assert spread.metrics()[1] == pytest.approx(4 / 3)
+        dispersion.add(local, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
+    assert dispersion.metrics()[0] == pytest.approx(3.0)
+    assert dispersion.metrics()[1] == pytest.approx(4 / 3)
 
 
 def test_clients_that_move_alike_do_not_drift_and_those_that_cancel_out_have_no_drift() -> None:
-    alike, canceling = Spread(), Spread()
+    alike, canceling = Dispersion(), Dispersion()
     for sign in (1.0, -1.0):
         alike.add({"a": torch.tensor([2.0])}, {"a": torch.zeros(1)})
         canceling.add({"a": torch.tensor([2.0 * sign])}, {"a": torch.zeros(1)})
     assert alike.metrics() == (2.0, 0.0)
     assert canceling.metrics() == (0.0, None)
-    assert Spread().metrics() == (None, None)
+    assert Dispersion().metrics() == (None, None)
 
 
 @given(
@@ -223,14 +223,14 @@ def test_large_tensors_are_walked_block_by_block_to_the_same_spread(dtype: torch
     """Against the definition in float64; 300,000 elements are two blocks and a part of one."""
     rng = np.random.default_rng(0)
     models = torch.from_numpy(rng.normal(size=(4, 3, 100_000))).to(dtype)
-    spread, stacked = Spread(), Spread()
+    dispersion, stacked = Dispersion(), Dispersion()
     for model in models[1:]:
-        spread.add({"w": model}, {"w": models[0]})
+        dispersion.add({"w": model}, {"w": models[0]})
     stacked.add_stack({"w": models[1:]}, {"w": models[0]})
     updates = (models[1:] - models[0]).double().numpy().reshape(3, -1)
     mean = updates.mean(0)
     drift = np.sqrt(((updates - mean) ** 2).sum(1).mean()) / np.linalg.norm(mean)
-    for found in (spread, stacked):
+    for found in (dispersion, stacked):
         assert found.metrics()[0] == pytest.approx(np.linalg.norm(mean), rel=1e-5)
         assert found.metrics()[1] == pytest.approx(drift, rel=1e-5)
 
@@ -246,11 +246,11 @@ def test_a_models_layout_in_memory_does_not_show_in_its_spread(size: int) -> Non
     metrics = []
     for tensors in (list(models), [model.t().contiguous().t() for model in models]):
         assert tensors[0].is_contiguous() == (not metrics)
-        spread, stacked = Spread(), Spread()
+        dispersion, stacked = Dispersion(), Dispersion()
         for model in tensors[1:]:
-            spread.add({"w": model}, {"w": tensors[0]})
+            dispersion.add({"w": model}, {"w": tensors[0]})
         stacked.add_stack({"w": torch.stack(tensors[1:])}, {"w": tensors[0]})
-        metrics += [spread.metrics(), stacked.metrics()]
+        metrics += [dispersion.metrics(), stacked.metrics()]
     assert metrics[0][1] is not None and metrics[0][1] > 0.1
     for other in metrics[1:]:
         assert other == pytest.approx(metrics[0], rel=1e-5)
