@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from fedsign.config import ExperimentConfig
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from simulations.callbacks.base import Callback
 
 _INTERVAL_S = 0.0005
@@ -115,12 +115,12 @@ class _Rounds(Callback):
     def __init__(self, sampler: Sampler) -> None:
         self._sampler, self._total = sampler, 0
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
         """The first round begins."""
         self._total = config.rounds
         self._sampler.begin()
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         """A round has ended."""
         self._sampler.round_ended(was_last=line["round"] == self._total)
 

@@ -32,7 +32,7 @@ from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec
 from fedsign.sections import tables
 from fedsign.storage import checkpoints, results
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
 from simulations.callbacks.base import Callback
@@ -60,12 +60,12 @@ class Run:
         return self.folder.path
 
     @property
-    def outcome(self) -> Line:
+    def outcome(self) -> Record:
         """How the run ended: `{"status": "finished" | "failed" | "unfinished", ...}`."""
         return self.folder.outcome
 
     @property
-    def rounds(self) -> list[Line]:
+    def rounds(self) -> list[Record]:
         """One record per round: loss, metrics, clients, failures, bytes."""
         return self.folder.rounds()
 
@@ -165,7 +165,7 @@ def check(experiment: ExperimentConfig, *, like: Workload | None = None) -> Work
     return workload
 
 
-def environment() -> Line:
+def environment() -> Record:
     """Return package versions and the git state, to be recorded with a run."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "flwr", "numpy")}
     return {
@@ -178,7 +178,7 @@ def environment() -> Line:
 
 
 def _execute(workload: Workload, engine: Engine, folder: RunFolder, callbacks: list[Callback]) -> None:
-    def on_round(line: Line) -> None:
+    def on_round(line: Record) -> None:
         for callback in callbacks:
             callback.on_round(line)
 
@@ -192,7 +192,7 @@ def _execute(workload: Workload, engine: Engine, folder: RunFolder, callbacks: l
     _conclude(folder, {"status": "finished"}, callbacks)
 
 
-def _failed(error: BaseException) -> Line:
+def _failed(error: BaseException) -> Record:
     if isinstance(error, FedSignError):
         return {"status": "failed", "error": str(error)}
     if isinstance(error, Exception):
@@ -200,9 +200,9 @@ def _failed(error: BaseException) -> Line:
     return {"status": "unfinished", "error": "stopped from outside"}
 
 
-def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> None:
+def _conclude(folder: RunFolder, outcome: Record, callbacks: list[Callback]) -> None:
     """Write the outcome and notify the callbacks; on a full disk, the run's own error is the one to raise."""
-    ends: list[Callable[[Line], None]] = [partial(folder.write_json, "outcome.json")]
+    ends: list[Callable[[Record], None]] = [partial(folder.write_json, "outcome.json")]
     for end in [*ends, *(callback.on_end for callback in callbacks)]:
         try:
             end(outcome)
@@ -236,7 +236,7 @@ def _start(workload: Workload) -> RunFolder:
     )
 
 
-def partition_record(workload: Workload) -> Line:
+def partition_record(workload: Workload) -> Record:
     """Return the contents of partition.json; warn about moved samples and about notes of the data reader."""
     facts = split_facts(workload)
     for note in facts.get("data_notes", ()):
@@ -246,7 +246,7 @@ def partition_record(workload: Workload) -> Line:
     return facts
 
 
-def split_facts(workload: Workload) -> Line:
+def split_facts(workload: Workload) -> Record:
     """Return the samples per class of each client, and how many were moved to reach the minimum per client.
 
     For a large lazy population, only `counted_clients` are counted.
@@ -257,7 +257,7 @@ def split_facts(workload: Workload) -> Line:
         num_clients = config.partition.num_clients
         return {"class_names": class_names, "counts": [], "counts_are_private": True, "num_clients": num_clients}
     split = workload.split
-    facts: Line = {
+    facts: Record = {
         "class_names": class_names,
         "counts": workload.label_counts(),
         "num_moved": split.num_moved,

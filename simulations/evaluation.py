@@ -7,7 +7,7 @@ from clients.working_model import WorkingModel
 from fedsign.extensions import extensions
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import Failure, Tensors
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from fedsign.workload import Workload
 
 
@@ -18,7 +18,7 @@ class Evaluation:
     metrics: dict[str, float]
     failures: Sequence[Failure] = ()
     bytes_down: int = 0
-    lines: Mapping[str, Line] = field(default_factory=dict)
+    lines: Mapping[str, Record] = field(default_factory=dict)
 
 
 Evaluate = Callable[[int, Tensors], Evaluation]

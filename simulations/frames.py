@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _COUNTED = ("clients", "failures")
 
 
-def numbers_of(line: Line) -> dict[str, float]:
+def numbers_of(line: Record) -> dict[str, float]:
     """Return a record's numbers without its round. Clients and failures become counts, non-finite values NaN.
 
     >>> numbers_of({"round": 3, "accuracy": 0.5, "loss": None, "clients": [4, 7], "failures": []})
@@ -31,7 +31,7 @@ def numbers_of(line: Line) -> dict[str, float]:
     return numbers
 
 
-def to_frame(lines: Iterable[Line], timings: Iterable[Line] = ()) -> "pd.DataFrame":
+def to_frame(lines: Iterable[Record], timings: Iterable[Record] = ()) -> "pd.DataFrame":
     """Return a DataFrame indexed by round, joined with the columns of `timings`."""
     import pandas as pd  # takes half a second to import, and most runs do not need it
 

@@ -14,7 +14,7 @@ from fedsign.privacy.budget import Budget
 from fedsign.privacy.central import Central
 from fedsign.privacy.local import Local
 from fedsign.privacy.section import PrivacyPart
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
 from strategies.base import Strategy
 
@@ -30,17 +30,17 @@ class Account(RoundHook):
     def begin(self, round: int) -> None:
         """Record the parameters that the mechanism has in this round, before they adapt."""
         self._round = round
-        self._metrics: Line = dict(self._privacy.metrics()) if isinstance(self._privacy, Central) else {}
+        self._metrics: Record = dict(self._privacy.metrics()) if isinstance(self._privacy, Central) else {}
 
-    def end(self, traffic: Traffic) -> Line:
+    def end(self, traffic: Traffic) -> Record:
         """Charge the round to the account; return the privacy fields of the record."""
         epsilon = self._budget.spend(self._round, self._privacy.released(traffic.sent), self._metrics)
-        metrics: Line = {"epsilon": epsilon, **self._metrics}
+        metrics: Record = {"epsilon": epsilon, **self._metrics}
         if isinstance(self._privacy, Local):
             metrics["epsilon_round"] = self._accountant.epsilon(1)
         return metrics
 
-    def write(self, record: Line, *, durable: bool) -> Line:
+    def write(self, record: Record, *, durable: bool) -> Record:
         """Return the record without metrics computed from data that were not private."""
         return {key: value for key, value in record.items() if key not in self._privacy.withheld}
 

@@ -33,12 +33,12 @@ from fedsign.records import Failure, Role, Tensors
 from fedsign.seeding import Purpose, generator
 from fedsign.storage import checkpoints
 from fedsign.storage.checkpoints import Checkpoint
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
 from simulations.evaluation import Evaluation, evaluator_for
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
-OnRound = Callable[[Line], None]
+OnRound = Callable[[Record], None]
 _OWNERS = "owners"  # which node serves which client, in a checkpoint
 _log = logging.getLogger("fedsign")
 
@@ -121,7 +121,7 @@ class RoundLoop:
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
-        line: Line = {"round": self.round, **evaluated.metrics, **traffic.record()}
+        line: Record = {"round": self.round, **evaluated.metrics, **traffic.record()}
         # In single precision, so that a sparse model, whose sum has no zeros, gives the same number.
         line["weight_norm"] = float(np.float32(norm_of(self._evaluated, self._parameters)))
         for metrics in columns:
@@ -229,7 +229,7 @@ class RoundLoop:
             _log.warning("round %d: client %d failed: %s", self.round, failure.partition, failure.reason)
             self.folder.append("failures.jsonl", {"round": self.round, **asdict(failure)})
 
-    def _write(self, line: Line, timings: dict[str, float], evaluated: Evaluation) -> None:
+    def _write(self, line: Record, timings: dict[str, float], evaluated: Evaluation) -> None:
         """Write the round's results, in the order of [Note: what is written when]."""
         results = self._config.results
         is_checkpoint = self.round % results.checkpoint_every == 0 or self.round == self._config.rounds

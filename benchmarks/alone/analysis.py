@@ -30,7 +30,7 @@ from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.valley import curves, lambdas_of
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.resnet import resnet20
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from fedsign.tasks.classification import Classification
 from fedsign.workload import Workload
 from simulations import run
@@ -115,7 +115,7 @@ class Clock(Callback):
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         self.times.append(time.perf_counter())
 
 

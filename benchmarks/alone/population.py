@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.machine import machine
 from benchmarks.measure import dispersion, result_head, write_result
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from simulations import run
 from simulations.callbacks.base import Callback
 
@@ -41,7 +41,7 @@ class Clock(Callback):
     def __init__(self) -> None:
         self.times: list[tuple[float, float]] = []
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         self.times.append((time.perf_counter(), time.thread_time()))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import rooms
 from benchmarks.players.stopwatch import Stopwatch, arguments
 from fedsign.config import ExperimentConfig, merged
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from simulations import run
 from simulations.callbacks.base import Callback
 
@@ -21,11 +21,11 @@ class Clock(Callback):
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
         """The first round begins."""
         self._watch.mark()
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         """A round has ended."""
         self._watch.mark()
 

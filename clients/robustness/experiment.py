@@ -7,7 +7,7 @@ from clients.robustness.attack import Attack, malicious
 from clients.robustness.faults import Faults
 from clients.robustness.section import AttackPart, FaultsSection
 from fedsign.federation.exchange import RoundHook, Traffic
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
 
 
@@ -29,7 +29,7 @@ class AttackHook(RoundHook):
     def __init__(self, malicious: frozenset[int]) -> None:
         self._malicious = malicious
 
-    def end(self, traffic: Traffic) -> Line:
+    def end(self, traffic: Traffic) -> Record:
         """The number of malicious clients that were asked."""
         return {"malicious": len(self._malicious.intersection(traffic.sent))}
 

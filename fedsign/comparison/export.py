@@ -31,7 +31,7 @@ from fedsign.errors import ResultsError
 from fedsign.report import figures
 from fedsign.report.population import Population, draw_clients
 from fedsign.storage.disk import write_text
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 
 _README = """\
 {name}
@@ -91,7 +91,7 @@ def export(summary: Summary, folder: Path) -> list[Path]:
     return written
 
 
-def _trial_rows(summary: Summary) -> list[Line]:
+def _trial_rows(summary: Summary) -> list[Record]:
     return [
         {
             **trial.condition,
@@ -106,8 +106,8 @@ def _trial_rows(summary: Summary) -> list[Line]:
     ]
 
 
-def _round_rows(summary: Summary) -> list[Line]:
-    rows: list[Line] = []
+def _round_rows(summary: Summary) -> list[Record]:
+    rows: list[Record] = []
     for entry in summary.entries:
         rounds = next((curve.rounds for curve in entry.curves.values()), ())  # the same for all curves
         for position, round in enumerate(rounds):
@@ -118,8 +118,8 @@ def _round_rows(summary: Summary) -> list[Line]:
     return rows
 
 
-def _cell_rows(summary: Summary) -> list[Line]:
-    rows: list[Line] = []
+def _cell_rows(summary: Summary) -> list[Record]:
+    rows: list[Record] = []
     for entry in summary.entries:
         for seed, path in zip(entry.seeds, entry.folders, strict=True):
             for line in RunFolder(path).rounds():
@@ -129,7 +129,7 @@ def _cell_rows(summary: Summary) -> list[Line]:
     return rows
 
 
-def _csv(rows: Sequence[Line]) -> str:
+def _csv(rows: Sequence[Record]) -> str:
     """CSV text: floats in full precision, None as an empty field."""
     return str(frame_of(rows).to_csv(index=False, lineterminator="\n"))
 

@@ -9,7 +9,7 @@ from fedsign.comparison.summary import LAST, Curve, Entry, Plan, Played, Summary
 from fedsign.comparison.target import default_target, to_target, total, with_speed_up
 from fedsign.comparison.tuning import is_lost_trial, tuned_trials
 from fedsign.intervals import mean_and_std, paired_difference
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 
 _NOT_CURVES = frozenset({"round", "clients", "failures"})  # keys of a record of rounds.jsonl
 
@@ -74,7 +74,7 @@ def distinct(values: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return found
 
 
-def curves(runs: Sequence[Sequence[Line]]) -> dict[str, Curve]:
+def curves(runs: Sequence[Sequence[Record]]) -> dict[str, Curve]:
     """Mean curves of all metrics over runs; None in rounds where any run lacks the value."""
     by_round = [{int(line["round"]): line for line in lines} for lines in runs]
     rounds = tuple(sorted(set().union(*by_round)))

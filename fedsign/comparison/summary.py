@@ -19,7 +19,7 @@ from fedsign.comparison.labels import Scale
 from fedsign.intervals import Interval
 from fedsign.registry import target_of
 from fedsign.report.wording import is_share, plural
-from fedsign.storage.results import Line, final_value
+from fedsign.storage.results import Record, final_value
 
 LAST = 5
 """The final value of a run is the mean over this many last rounds."""
@@ -74,7 +74,7 @@ class Played:
     cell: Cell
     is_finished: bool
     folder: Path | None = None
-    lines: Sequence[Line] = ()
+    lines: Sequence[Record] = ()
     population: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     failure: str | None = None  # why it failed; None: finished or pending

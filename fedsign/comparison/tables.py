@@ -13,7 +13,7 @@ from fedsign.comparison.summary import Entry, SpeedUp, Summary
 from fedsign.comparison.verdict import Standing, Standings, corrected_p, standings
 from fedsign.report.chart import Series
 from fedsign.report.wording import MISSING, byte_count
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,12 +109,12 @@ def results(summary: Summary) -> list[ResultTable]:
     return tables
 
 
-def table_rows(summary: Summary) -> list[Line]:
+def table_rows(summary: Summary) -> list[Record]:
     """All numbers in full precision, by condition; None where missing."""
     return [_table_row(summary, entry) for entry in summary.entries]
 
 
-def statistics_rows(summary: Summary, found: Statistics) -> list[Line]:
+def statistics_rows(summary: Summary, found: Statistics) -> list[Record]:
     """One row per strategy over all conditions: tests and descriptive statistics."""
     rows = []
     for row in standings(summary).rows:
@@ -140,7 +140,7 @@ def statistics_rows(summary: Summary, found: Statistics) -> list[Line]:
     return rows
 
 
-def pair_rows(summary: Summary) -> list[Line]:
+def pair_rows(summary: Summary) -> list[Record]:
     """One row per test."""
     return [
         {
@@ -155,14 +155,14 @@ def pair_rows(summary: Summary) -> list[Line]:
     ]
 
 
-def _columns(name: str, found: Any, value: str) -> Line:
+def _columns(name: str, found: Any, value: str) -> Record:
     """Columns of a statistic (its attribute `value`) and its interval; None where missing."""
     columns = {name: value, f"{name}_low": "low", f"{name}_high": "high"}
     ends = {column: getattr(found, attribute, None) for column, attribute in columns.items()}
     return {column: None if end is None else float(end) for column, end in ends.items()}
 
 
-def names(entry: Entry) -> Line:
+def names(entry: Entry) -> Record:
     """The columns that identify a row."""
     return {
         **entry.condition,
@@ -172,7 +172,7 @@ def names(entry: Entry) -> Line:
     }
 
 
-def frame_of(rows: Sequence[Line]) -> "pd.DataFrame":
+def frame_of(rows: Sequence[Record]) -> "pd.DataFrame":
     """Rows with columns in order of first appearance; nested values as JSON."""
     import pandas
 
@@ -239,7 +239,7 @@ def _bytes(count: float | None) -> str:
     return MISSING if count is None else byte_count(round(count))
 
 
-def _table_row(summary: Summary, entry: Entry) -> Line:
+def _table_row(summary: Summary, entry: Entry) -> Record:
     difference, taken = entry.difference, entry.to_target
     faster = taken.speed_up if taken else None
     return {

@@ -18,7 +18,7 @@ from fedsign.comparison.summary import LAST, Played, SpeedUp, ToTarget
 from fedsign.intervals import paired_difference
 from fedsign.report.chart import trailing_mean
 from fedsign.report.run_charts import MIN_ROUNDS_TO_SMOOTH
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 
 TARGET_SHARE = 0.95
 """The default target, as a share of the reference's final value."""
@@ -40,7 +40,7 @@ def window(num_rounds: int) -> int:
     return LAST if num_rounds >= MIN_ROUNDS_TO_SMOOTH else 1
 
 
-def reaching(lines: Sequence[Line], metric: str, target: float, *, higher_is_better: bool) -> int | None:
+def reaching(lines: Sequence[Record], metric: str, target: float, *, higher_is_better: bool) -> int | None:
     """Index of the record in which a run reaches the target; None if it does not."""
     last = window(len(lines))
     smoothed = trailing_mean([line.get(metric) for line in lines], last=last)
@@ -106,7 +106,7 @@ def speed_up(taken: ToTarget, reference: ToTarget) -> SpeedUp | None:
     return SpeedUp(ratio=ratio, low=low, high=high, sign=sign, num_pairs=len(seeds), num_censored=num_censored)
 
 
-def total(lines: Iterable[Line], key: str) -> float:
+def total(lines: Iterable[Record], key: str) -> float:
     """Sum of a column over rounds."""
     return float(sum(line.get(key) or 0 for line in lines))
 

@@ -27,7 +27,7 @@ from fedsign.records import (
     TrainRequest,
     failure_of,
 )
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 
 MaxExamples = Callable[[int], int]  # partition -> upper limit of a reply's num_examples
 TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | CohortReply | Failure]]
@@ -79,7 +79,7 @@ class Traffic:
     weighted_losses: list[tuple[int, float]] = field(default_factory=list)
     dispersion: Dispersion = field(default_factory=Dispersion)
 
-    def record(self) -> Line:
+    def record(self) -> Record:
         """The round's record; the training loss is the clients' mean, weighted by samples."""
         num_examples = sum(num for num, _ in self.weighted_losses)
         update_norm, client_drift = self.dispersion.metrics()
@@ -163,11 +163,11 @@ class RoundHook(Protocol):
         """Called before clients are asked; returns an observer of the round's accepted replies."""
         return None
 
-    def end(self, traffic: Traffic) -> Line:
+    def end(self, traffic: Traffic) -> Record:
         """Called after the server update and before evaluation; returns additions to the round's record."""
         return {}
 
-    def write(self, record: Line, *, durable: bool) -> Line:
+    def write(self, record: Record, *, durable: bool) -> Record:
         """Called before the record is written, to write own files; returns the record as it may be published."""
         return record
 

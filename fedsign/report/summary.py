@@ -10,7 +10,7 @@ from typing import Any
 from fedsign.errors import ResultsError
 from fedsign.report import wording
 from fedsign.report.population import Population, panels
-from fedsign.storage.results import Line, RunFolder, final_value
+from fedsign.storage.results import Record, RunFolder, final_value
 
 LAST = 5
 """The number of last rounds averaged for the headline."""
@@ -26,16 +26,16 @@ class Run:
     """A run's files, read once."""
 
     path: Path
-    config: Line
+    config: Record
     config_toml: str
-    environment: Line
-    outcome: Line
-    partition: Line
-    rounds: Sequence[Line]
-    timings: Sequence[Line]
-    failures: Sequence[Line]
+    environment: Record
+    outcome: Record
+    partition: Record
+    rounds: Sequence[Record]
+    timings: Sequence[Record]
+    failures: Sequence[Record]
 
-    def section(self, name: str) -> Line:
+    def section(self, name: str) -> Record:
         """A table of the configuration, empty if missing."""
         table = self.config.get(name)
         return table if isinstance(table, dict) else {}
@@ -208,15 +208,15 @@ def _last_rounds(run: Run, value: float | None) -> str:
     return f"mean of the last {len(last)} rounds"
 
 
-def _seconds(timing: Line) -> float:
+def _seconds(timing: Record) -> float:
     return sum(value or 0.0 for key, value in timing.items() if key.endswith("_s"))
 
 
-def _part_name(part: Line) -> str:
+def _part_name(part: Record) -> str:
     return str(part.get("name", wording.MISSING))
 
 
-def _settings(part: Line, *, without: frozenset[str] | set[str] = frozenset()) -> str:
+def _settings(part: Record, *, without: frozenset[str] | set[str] = frozenset()) -> str:
     """The first few nonempty settings; the page lists all of them further down."""
     chosen = {key: value for key, value in part.items() if key not in {"name", *without} and value not in ("", [])}
     said = [f"{key} {wording.setting(value)}" for key, value in chosen.items()]
@@ -224,6 +224,6 @@ def _settings(part: Line, *, without: frozenset[str] | set[str] = frozenset()) -
     return ", ".join(said[:_MOST_SETTINGS] + more)
 
 
-def named(part: Line, *, without: set[str]) -> str:
+def named(part: Record, *, without: set[str]) -> str:
     """The name of a part and its settings."""
     return " ".join(filter(None, [_part_name(part), _settings(part, without=without)]))

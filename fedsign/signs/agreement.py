@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsign.federation.exchange import RoundHook, Traffic
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
 
 _FILE = "signs.jsonl"
@@ -127,12 +127,12 @@ class SignHook(RoundHook):
         self._agreement = SignAgreement()
         return self._agreement
 
-    def end(self, traffic: Traffic) -> Line:
+    def end(self, traffic: Traffic) -> Record:
         """The shares of the whole model."""
         self._layers = self._agreement.metrics()
         return {f"signs_{metric}": share for metric, share in self._layers.pop("", {}).items()}
 
-    def write(self, record: Line, *, durable: bool) -> Line:
+    def write(self, record: Record, *, durable: bool) -> Record:
         """Write the shares per layer."""
         if self._layers:
             self._folder.append(_FILE, {"round": record["round"], "layers": self._layers}, durable=durable)

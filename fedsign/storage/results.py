@@ -33,7 +33,7 @@ from fedsign.errors import ResultsError, ResumeError
 from fedsign.storage import digests
 from fedsign.storage.disk import DISK_FULL, append_bytes, disk_errors, exclusive, remove_partials, write_text
 
-Line = dict[str, Any]
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +66,17 @@ class RunFolder:
         return text
 
     @property
-    def environment(self) -> Line:
+    def environment(self) -> Record:
         """Versions and git state under which the run was written."""
         return read_json(self.path / "environment.json")
 
     @property
-    def partition(self) -> Line:
+    def partition(self) -> Record:
         """`{"class_names": [...], "counts": [clients][classes]}`."""
         return read_json(self.path / "partition.json")
 
     @property
-    def outcome(self) -> Line:
+    def outcome(self) -> Record:
         """`{"status": "finished" | "failed" | "unfinished", ...}`."""
         path = self.path / "outcome.json"
         return read_json(path) if path.exists() else {"status": "unfinished"}
@@ -89,15 +89,15 @@ class RunFolder:
         """
         return exclusive(self.path / "lock", what=f"the run in {self.path}")
 
-    def rounds(self) -> list[Line]:
+    def rounds(self) -> list[Record]:
         """The records of all complete rounds."""
         return self.records("rounds.jsonl")
 
-    def timings(self) -> list[Line]:
+    def timings(self) -> list[Record]:
         """Seconds per round: `{"round", "train_s", "aggregate_s", "evaluate_s"}`."""
         return self.records("timings.jsonl")
 
-    def records(self, name: str) -> list[Line]:
+    def records(self, name: str) -> list[Record]:
         """The complete records of a .jsonl file.
 
         Raises:
@@ -162,7 +162,7 @@ class RunFolder:
 
 
 def create(
-    root: Path, *, experiment: str, seed: int, config_toml: str, environment: Line, partition: Line
+    root: Path, *, experiment: str, seed: int, config_toml: str, environment: Record, partition: Record
 ) -> RunFolder:
     """Create the folder `root`/experiment/<time>-seed<seed>; writing the configuration last makes it a run."""
     parent = root / experiment
@@ -210,7 +210,7 @@ def find_runs(root: Path) -> list[RunFolder]:
     return [RunFolder(config.parent) for config in sorted(root.glob("*/*/config.toml"))]
 
 
-def read_lines(path: Path, *, until: str = "") -> list[Line]:
+def read_lines(path: Path, *, until: str = "") -> list[Record]:
     """The complete records of a .jsonl file; a last line without a newline was cut off by a kill.
 
     Raises:
@@ -226,14 +226,14 @@ def read_lines(path: Path, *, until: str = "") -> list[Line]:
     return lines
 
 
-def keep_lines(path: Path, wanted: Callable[[Line], bool] = lambda line: True) -> None:
+def keep_lines(path: Path, wanted: Callable[[Record], bool] = lambda line: True) -> None:
     """Keep the wanted records of a .jsonl file; the others must be at its end.  Also drops a partial last line."""
     if path.exists():
         kept = zip(_texts(path), read_lines(path), strict=True)
         write_text(path, "".join(f"{text}\n" for text, line in kept if wanted(line)))
 
 
-def read_json(path: Path) -> Line:
+def read_json(path: Path) -> Record:
     """Read a JSON file written by `RunFolder.write_json`.
 
     Raises:
@@ -250,7 +250,7 @@ def damaged(path: Path, error: Exception) -> ResumeError:
     return ResumeError(f"{path} is missing or damaged ({error}); restore it from a copy, or start a new run.")
 
 
-def final_value(lines: list[Line], key: str, *, last: int = 5) -> float | None:
+def final_value(lines: list[Record], key: str, *, last: int = 5) -> float | None:
     """Mean of a metric over the last rounds; None if a value is missing.
 
     >>> final_value([{"accuracy": 0.5}, {"accuracy": 1.0}], "accuracy")

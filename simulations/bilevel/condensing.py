@@ -25,14 +25,14 @@ from fedsign.storage.disk import exclusive, write_text
 from fedsign.storage.results import read_lines
 from simulations.bilevel.page import write_page
 
-Line = dict[str, Any]
+Record = dict[str, Any]
 CLASSES = "classes"
 _CONFIG, _STEPS, _TIMINGS = "config.toml", "steps.jsonl", "timings.jsonl"
 _FIRST = {_STEPS: 0, _TIMINGS: 1}  # the step of a file's first record
 _START, _IMAGES = "start.safetensors", "images.safetensors"
 
 
-def condense(config: CondensationConfig, folder: Path) -> tuple[list[Line], list[Path]]:
+def condense(config: CondensationConfig, folder: Path) -> tuple[list[Record], list[Path]]:
     """Condense into a new folder. Return the records, the last of which has the accuracy, and the written files.
 
     Raises:
@@ -54,7 +54,7 @@ def condense(config: CondensationConfig, folder: Path) -> tuple[list[Line], list
         return _go_on(condensation, progress, folder, lines, [])
 
 
-def resume(folder: Path) -> tuple[list[Line], list[Path]]:
+def resume(folder: Path) -> tuple[list[Record], list[Path]]:
     """Resume an interrupted condensation; the images are the same as without the interruption.
 
     Raises:
@@ -76,8 +76,8 @@ def resume(folder: Path) -> tuple[list[Line], list[Path]]:
 
 
 def _go_on(
-    condensation: Condensation, progress: Progress, folder: Path, lines: list[Line], timings: list[Line]
-) -> tuple[list[Line], list[Path]]:
+    condensation: Condensation, progress: Progress, folder: Path, lines: list[Record], timings: list[Record]
+) -> tuple[list[Record], list[Path]]:
     config = condensation.config
     while progress.step < config.num_steps:
         line = condensation.take(progress)
@@ -91,7 +91,9 @@ def _go_on(
     return lines, [folder / _IMAGES, *write_page(folder, condensation, lines, before=before, after=after)]
 
 
-def _save(folder: Path, condensation: Condensation, progress: Progress, lines: list[Line], timings: list[Line]) -> None:
+def _save(
+    folder: Path, condensation: Condensation, progress: Progress, lines: list[Record], timings: list[Record]
+) -> None:
     """Save records before images: resuming drops the records of steps that the images have not reached."""
     for name, rows in ((_STEPS, lines), (_TIMINGS, timings)):
         chain, text = "", ""
@@ -108,7 +110,7 @@ def _with_classes(condensation: Condensation, progress: Progress) -> dict[str, t
     return {**progress.state, CLASSES: classes, "step": torch.tensor(progress.step)}
 
 
-def _read(path: Path, steps: range) -> list[Line]:
+def _read(path: Path, steps: range) -> list[Record]:
     rows = [row for row in read_lines(path) if row["step"] in steps]
     if [row["step"] for row in rows] != [*steps]:
         raise ValueError(f"{path.name} lacks steps")

@@ -5,17 +5,17 @@ rounds run in another process; load models from the checkpoints on disk.
 """
 
 from fedsign.config import ExperimentConfig
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 
 
 class Callback:
     """Base class of callbacks. All methods do nothing; override the ones you need."""
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
         """Called before the first round; `lines` holds the earlier records of a resumed run."""
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         """Called after each round with its record."""
 
-    def on_end(self, outcome: Line) -> None:
+    def on_end(self, outcome: Record) -> None:
         """Called at the end, also if the run failed."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsign.report.page import write_report
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "unfinished": "KILLED"}
@@ -48,7 +48,7 @@ class MLflow(Tracker):
         batch = [metric(name, float(number), now_ms, round) for name, number in numbers.items()]
         self._client.log_batch(self._run, metrics=batch)
 
-    def end(self, outcome: Line, final: Mapping[str, float]) -> None:
+    def end(self, outcome: Record, final: Mapping[str, float]) -> None:
         """Log the outcome and the artifacts, and close."""
         self.log(self.last_sent, {name: number for name, number in final.items() if math.isfinite(number)})
         for key in ("status", "error"):

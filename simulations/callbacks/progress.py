@@ -12,25 +12,25 @@ from rich.progress import Progress as RichProgress
 
 from fedsign.config import ExperimentConfig
 from fedsign.report.wording import duration
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from simulations.callbacks.base import Callback
 
 
 class Progress(Callback):
     """Draws on standard error, so that standard output stays free for results; in a notebook, below the cell."""
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
         """Show the bar, starting at the run's first new round."""
         self._metric = config.metrics[0].rpartition(":")[2] if config.metrics else ""
         bar = NotebookBar if Console(stderr=True).is_jupyter else TerminalBar
         self._bar = bar(len(lines), config.rounds)
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         """Advance by one round."""
         metrics = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
         self._bar.show(line["round"], metrics)
 
-    def on_end(self, outcome: Line) -> None:
+    def on_end(self, outcome: Record) -> None:
         """Stop updating the bar."""
         self._bar.stop()
 

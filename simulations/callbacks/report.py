@@ -3,7 +3,7 @@
 import time
 
 from fedsign.config import ExperimentConfig
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from simulations.callbacks.base import Callback
 
 _INTERVAL_S = 10.0
@@ -13,12 +13,12 @@ _SHARE = 0.02  # of a run's time that writing its page may take
 class Report(Callback):
     """Writes the page from the files on disk. During the run, the page tells the browser to reload it."""
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
         """Remember the folder."""
         self._folder = folder
         self._next_at = time.monotonic() + _INTERVAL_S
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         """Write the page if the last one is old enough."""
         began = time.monotonic()
         if began >= self._next_at:
@@ -26,7 +26,7 @@ class Report(Callback):
             ended = time.monotonic()
             self._next_at = ended + max(_INTERVAL_S, (ended - began) / _SHARE)
 
-    def on_end(self, outcome: Line) -> None:
+    def on_end(self, outcome: Record) -> None:
         """Write the final page, also for a failed run."""
         self._write(live=False)
 

@@ -7,7 +7,7 @@ configuration, environment and outcome under Text.
 import importlib
 from collections.abc import Mapping
 
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
 
@@ -44,7 +44,7 @@ class TensorBoard(Tracker):
             self._writer.add_scalar(name, number, round)
         self._writer.flush()
 
-    def end(self, outcome: Line, final: Mapping[str, float]) -> None:
+    def end(self, outcome: Record, final: Mapping[str, float]) -> None:
         """Write the run's status for the HParams page. torch's own function can only report success."""
         from tensorboard.plugins.hparams.api_pb2 import Status
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -61,7 +61,7 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
-def _table(facts: Line) -> str:
+def _table(facts: Record) -> str:
     """Format facts as a Markdown table."""
     cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in facts.items()}
     return "| | |\n|-|-|\n" + "".join(f"| {key} | {value} |\n" for key, value in cells.items())

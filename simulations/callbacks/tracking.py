@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from fedsign.config import ExperimentConfig
 from fedsign.extras import require
 from fedsign.storage import results
-from fedsign.storage.results import Line, RunFolder, read_json
+from fedsign.storage.results import Record, RunFolder, read_json
 from simulations.callbacks.base import Callback
 from simulations.frames import numbers_of
 
@@ -50,7 +50,7 @@ class Tracker(Callback):
     def __init__(self) -> None:
         needed = self.library
         self._library: Any = require(needed, extra=needed, what=f"callback '{self.name}'") if needed else None
-        self._unsent: list[Line] = []
+        self._unsent: list[Record] = []
         self.last_sent = 0  # a round; 0 before the first
         self._is_open = self._is_down = False
 
@@ -71,22 +71,22 @@ class Tracker(Callback):
         """Log the numbers of one round."""
 
     @abstractmethod
-    def end(self, outcome: Line, final: Mapping[str, float]) -> None:
+    def end(self, outcome: Record, final: Mapping[str, float]) -> None:
         """Log the outcome and the means over the last rounds, and close."""
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
         """Begin, and send the missing rounds of earlier starts."""
         self.folder, self.config = folder, config
         self._unsent = list(lines)
         self._attempt(self._send)
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         """Send a round."""
         self._unsent.append(line)
         if not self._is_down:
             self._attempt(self._send)
 
-    def on_end(self, outcome: Line) -> None:
+    def on_end(self, outcome: Record) -> None:
         """Send the missing rounds and the outcome."""
 
         def finish() -> None:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
 
@@ -48,7 +48,7 @@ class WandB(Tracker):
         """Log a round as a step."""
         self._run.log(dict(numbers), step=round)
 
-    def end(self, outcome: Line, final: Mapping[str, float]) -> None:
+    def end(self, outcome: Record, final: Mapping[str, float]) -> None:
         """Write the outcome to the run's summary, and finish."""
         self._run.summary.update({**final, **outcome})
         self._run.finish(exit_code=0 if outcome["status"] == "finished" else 1)

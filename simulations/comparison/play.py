@@ -23,9 +23,9 @@ from fedsign.traits import EngineTraits
 from fedsign.workload import Workload
 from simulations import api
 from simulations.comparison import arguments
-from simulations.comparison.board import Board
 from simulations.comparison.cells import CellValue, Configs
 from simulations.comparison.plan import make_plan
+from simulations.comparison.progress_display import ProgressDisplay
 from simulations.comparison.request import NUM_SEEDS, STRATEGIES, Request
 from simulations.comparison.search import optuna_version
 from simulations.jobs import Job, Team, Watcher, digest_of
@@ -244,8 +244,8 @@ def _play_cells(comparison: Comparison, plan: Plan, pending: Sequence[Cell], cel
             if error is not None:
                 comparison.write_failure(cells[job.id], error)
 
-    with Board(plan, pending) as board:
-        team.play(jobs, (Notes(), board))
+    with ProgressDisplay(plan, pending) as display:
+        team.play(jobs, (Notes(), display))
 
 
 def _job(comparison: Comparison, cell: Cell, config: ExperimentConfig) -> Job:

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedsign import config as configs
 from fedsign.errors import ResultsError, ResumeError
 from fedsign.storage.disk import disk_errors
-from fedsign.storage.results import Line, open_run
+from fedsign.storage.results import Record, open_run
 from fedsign.transport.connection import Connection
 from simulations import api
 from simulations.callbacks.base import Callback
@@ -23,7 +23,7 @@ class Answers(Callback):
     def __init__(self, parent: Connection) -> None:
         self._parent = parent
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         """Report the end of a round."""
         self._parent.send({"round": line["round"]})
 

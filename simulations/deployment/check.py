@@ -11,11 +11,11 @@ from fedsign.storage.disk import is_private
 from fedsign.versions import MISSING, compared, versions
 from simulations.deployment.federation import Federation
 from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
-from simulations.deployment.kits import PUBLIC_FILE, Kit
 from simulations.deployment.membership import answers, nodes_of, process_of
 from simulations.deployment.probe import ServerError, StillThereError, check_is_known, look_at_server
 from simulations.deployment.running import recorded
 from simulations.deployment.start import UNSAFE
+from simulations.deployment.startup_kits import PUBLIC_FILE, StartupKit
 
 Row = dict[str, str]
 Finding = tuple[State, str]
@@ -23,7 +23,7 @@ AHEAD_S, BEHIND_S = 5.0, 305.0  # Flower 1.41 refuses a site whose clock is off 
 _WORTH_A_WORD_S = 2.0
 
 
-def check_site(kit: Kit) -> list[Row]:
+def check_site(kit: StartupKit) -> list[Row]:
     """Check a site. Return rows of {"what", "state", "detail"}; state is ok, warn or broken."""
     rows = [_row("data", _data, kit), *_versions(kit.facts["versions"]), _row("device", _device, kit)]
     rows += [_row(name, _table, name, settings) for name, settings in kit.tables.items()]
@@ -53,7 +53,7 @@ def _as_row(what: str, state: str, detail: str) -> Row:
     return {"what": what, "state": state, "detail": detail}
 
 
-def _data(kit: Kit) -> Finding:
+def _data(kit: StartupKit) -> Finding:
     folder = kit.data_folder
     if folder is None:
         return "warn", 'data_root is "" in site.toml: what the experiment says will be looked for on this machine'
@@ -77,7 +77,7 @@ def _versions(of_the_federation: Mapping[str, str]) -> Iterator[Row]:
         yield _as_row(name, state, has if state == "ok" else differs + remedy[state])
 
 
-def _device(kit: Kit) -> Finding:
+def _device(kit: StartupKit) -> Finding:
     import torch
 
     from fedsign.numerics import device_of
@@ -101,14 +101,14 @@ def _table(name: str, settings: Mapping[str, Any]) -> Finding:
         raise ConfigError(f"[{name}] in site.toml: {error}") from error
 
 
-def _key(kit: Kit) -> Finding:
+def _key(kit: StartupKit) -> Finding:
     public, known = public_line(load_private(kit.key).public_key()), kit.folder / PUBLIC_FILE
     if known.exists() and known.read_text(encoding="utf-8").split()[:2] != public.split():
         return "broken", "key does not belong to key.pub, which the server knows; it is another site's, or a newer one"
     return "ok", fingerprint(public)
 
 
-def _server_seen(kit: Kit) -> Iterator[Row]:
+def _server_seen(kit: StartupKit) -> Iterator[Row]:
     try:
         seen = look_at_server(kit.facts["host"], kit.facts["port"], authority=kit.trusted)
     except ServerError as error:
@@ -130,7 +130,7 @@ def _clock(ahead_s: float) -> Finding:
     return "ok", "as the server's, to a second or two"
 
 
-def _membership(kit: Kit) -> Finding:
+def _membership(kit: StartupKit) -> Finding:
     process = recorded(kit.folder / "pid")
     if process is not None:
         return "ok", f"its SuperNode is running, process {process.pid}"

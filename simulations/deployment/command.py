@@ -293,11 +293,11 @@ def down(folder: FolderOption = _FOLDER) -> None:
 def _opened(folder: Path | None) -> tuple[Any, Any]:
     """Open a federation, also by its server folder, or else a site's bundle; the other one is None."""
     from simulations.deployment.federation import FILE, open_federation
-    from simulations.deployment.kits import SITE_FILE, open_kit
+    from simulations.deployment.startup_kits import SITE_FILE, open_startup_kit
 
     for candidate in [Path(), _FOLDER] if folder is None else [folder, folder.resolve().parent]:
         if (candidate / SITE_FILE).exists():
-            return None, open_kit(candidate)
+            return None, open_startup_kit(candidate)
         if (candidate / FILE).exists():
             return open_federation(candidate), None
     named = "this folder" if folder is None else str(folder)

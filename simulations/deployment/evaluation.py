@@ -16,7 +16,7 @@ from fedsign.flower.evaluation import ask_sites
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors
 from fedsign.seeding import Purpose, generator
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from fedsign.workload import Workload
 from simulations.evaluation import Evaluation
 
@@ -88,7 +88,7 @@ def _mean(weighted: Iterable[tuple[int, float]]) -> float:
     return fsum(num * value for num, value in kept) / total if total else nan
 
 
-def _line(site: EvaluateReply) -> Line:
+def _line(site: EvaluateReply) -> Record:
     own = {"client": site.partition, "name": site.name, "num_train": site.num_train, "num_test": site.num_test}
     return own | {name: value if isfinite(value) else None for name, value in site.metrics.items()}
 

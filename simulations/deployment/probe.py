@@ -21,7 +21,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedsign.errors import EngineError
 from simulations.deployment.federation import with_port
 from simulations.deployment.keys import load_private
-from simulations.deployment.kits import AUTHORITY_FILE, Kit
+from simulations.deployment.startup_kits import AUTHORITY_FILE, StartupKit
 
 _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64  # X509_V_ERR_... of OpenSSL
 _OTHER_NAME = (
@@ -111,7 +111,7 @@ def _trusting(authority: Path) -> ssl.SSLContext:
         ) from error
 
 
-def check_is_known(kit: Kit, *, host: str) -> bool:
+def check_is_known(kit: StartupKit, *, host: str) -> bool:
     """Whether the SuperLink accepts the site's key; False if that could not be found out.
 
     The site announces itself as its SuperNode does on start, and leaves at once. The SuperLink refuses a site that it

@@ -10,7 +10,7 @@ from fedsign.errors import ConfigError
 from simulations.deployment import membership
 from simulations.deployment.federation import FILE, Federation, check_bind, check_host
 from simulations.deployment.keys import Certified, issue, make_authority, make_key, read_public
-from simulations.deployment.kits import KEY_FILE, write_kit, write_server
+from simulations.deployment.startup_kits import KEY_FILE, write_kit, write_server
 
 
 def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, lifetime: dt.timedelta) -> Federation:

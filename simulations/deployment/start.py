@@ -19,11 +19,11 @@ from fedsign.storage.disk import is_private
 from simulations.deployment import logs
 from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.keys import ends_at, load_private, validity
-from simulations.deployment.kits import Kit
 from simulations.deployment.membership import answers, nodes_of
 from simulations.deployment.probe import HEARTBEAT_S, AwayError, StillThereError, check_is_known, look_at_server
 from simulations.deployment.progress import runs_of
 from simulations.deployment.running import Programs, end, flower_environment, free_port, record_this_process, recorded
+from simulations.deployment.startup_kits import StartupKit
 
 Say = Callable[[str], None]
 _START = [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start"]
@@ -67,7 +67,7 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
     _become(federation.server, home, gate)
 
 
-def start_site(kit: Kit, say: Say, *, host: str | None = None) -> NoReturn:
+def start_site(kit: StartupKit, say: Say, *, host: str | None = None) -> NoReturn:
     """Replace this process by the SuperNode; `host`: connect to this name of the server instead of the bundle's.
 
     Raises:
@@ -158,7 +158,7 @@ def _online(federation: Federation) -> set[tuple[int, str]]:
     return {(node.node_id, node.last_activated_at) for node in nodes_of(federation) if node.status == "online"}
 
 
-def _greet(kit: Kit, say: Say, host: str) -> None:
+def _greet(kit: StartupKit, say: Say, host: str) -> None:
     """Check the server before Flower connects. Flower itself waits for a server that is not up yet."""
     try:
         seen = look_at_server(host, kit.facts["port"], authority=kit.trusted)
@@ -170,7 +170,7 @@ def _greet(kit: Kit, say: Say, host: str) -> None:
         _wait_for_authentication(kit, say, host)
 
 
-def _wait_for_authentication(kit: Kit, say: Say, host: str) -> None:
+def _wait_for_authentication(kit: StartupKit, say: Say, host: str) -> None:
     """Wait until the SuperLink notices that the site's former SuperNode was killed."""
     ends_at, is_told = time.monotonic() + HEARTBEAT_S + _SLACK_S, False
     while True:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedsign.intervals import paired_difference as interval_of
-from fedsign.storage.results import Line, final_value
+from fedsign.storage.results import Record, final_value
 from simulations.api import run
 
 Key = TypeVar("Key", bound=Hashable)
@@ -36,17 +36,17 @@ ONE_READER: Mapping[str, Any] = {**ONE_CLIENT, "task": "language", "metrics": ["
 """The same for a language model."""
 
 
-def all_rounds(cells: Mapping[Key, Mapping[str, Any]]) -> dict[Key, list[Line]]:
+def all_rounds(cells: Mapping[Key, Mapping[str, Any]]) -> dict[Key, list[Record]]:
     """Return the records of rounds.jsonl for each experiment's run; the run folders are temporary."""
     return on_all_cores({key: partial(_rounds, cell) for key, cell in cells.items()})
 
 
-def _rounds(cell: Mapping[str, Any]) -> list[Line]:
+def _rounds(cell: Mapping[str, Any]) -> list[Record]:
     with tempfile.TemporaryDirectory() as root:
         return run({**cell, "callbacks": [], "results": {"root": root}}).rounds
 
 
-def final_values(runs: Mapping[Key, list[Line]], metric: str, *, last: int = 5) -> dict[Key, float]:
+def final_values(runs: Mapping[Key, list[Record]], metric: str, *, last: int = 5) -> dict[Key, float]:
     """Return the mean of a metric over the last rounds of each run; NaN if it diverged."""
     found = {key: final_value(lines, metric, last=last) for key, lines in runs.items()}
     return {key: nan if value is None else value for key, value in found.items()}

@@ -19,7 +19,7 @@ from fedsign.extensions import extensions
 from fedsign.federation.exchange import ReplyObserver, RoundHook, Traffic
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply
 from fedsign.storage import results
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from simulations import rounds, run
 from simulations.callbacks.base import Callback
 from strategies.base import Aggregate, Strategy
@@ -97,24 +97,24 @@ class Counting(RoundHook):
     def add_stack(self, local: Any, received: Any) -> None:
         self.num_seen += len(next(iter(local.values())))
 
-    def end(self, traffic: Traffic) -> Line:
+    def end(self, traffic: Traffic) -> Record:
         return {"num_asked": len(traffic.sent), "num_seen": self.num_seen}
 
-    def write(self, record: Line, *, durable: bool) -> Line:
+    def write(self, record: Record, *, durable: bool) -> Record:
         return {key: value for key, value in record.items() if key != "update_norm"}
 
 
 class LostEnd(Callback):
     """Cannot tell anybody that the run has ended."""
 
-    def on_end(self, outcome: Line) -> None:
+    def on_end(self, outcome: Record) -> None:
         raise ResultsError("nobody listens")
 
 
 class FullAtTheEnd(Callback):
     """There is no space for `outcome.json`."""
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
         (folder.path / "outcome.json.partial").symlink_to("/dev/full")
 
 

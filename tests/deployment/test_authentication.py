@@ -26,12 +26,12 @@ from simulations.deployment import keys, progress, provision, start
 from simulations.deployment.check import check_site
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import Gate, is_active
-from simulations.deployment.kits import Kit, open_kit
 from simulations.deployment.logs import log_of
 from simulations.deployment.membership import in_pem
 from simulations.deployment.probe import StillThereError
 from simulations.deployment.progress import Progress, forget_over, runs_of
 from simulations.deployment.running import free_port, record_this_process
+from simulations.deployment.startup_kits import StartupKit, open_startup_kit
 from simulations.deployment.status import status_of
 
 HOST = "127.0.0.1"
@@ -46,8 +46,8 @@ class Served:
     node_id: int
 
     @property
-    def kit(self) -> Kit:
-        return open_kit(self.federation.kit("a"))
+    def kit(self) -> StartupKit:
+        return open_startup_kit(self.federation.kit("a"))
 
     def was_killed(self, *, still_believed_s: float) -> None:
         """The site's SuperNode was there, and is gone without a word."""
@@ -87,7 +87,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     thread.join()
 
 
-def greeted(kit: Kit) -> list[str]:
+def greeted(kit: StartupKit) -> list[str]:
     """What a site says on its way in."""
     said: list[str] = []
     start._greet(kit, said.append, HOST)
@@ -136,7 +136,7 @@ def test_the_keys_of_strangers_and_of_revoked_sites_are_refused_at_once(served: 
     for _ in ("revoked", "stranger"):
         began_at = time.monotonic()
         with pytest.raises(EngineError, match="does not take this site's key: it is revoked, or was never registered"):
-            greeted(open_kit(kit))
+            greeted(open_startup_kit(kit))
         assert time.monotonic() - began_at < 5
         (kit / "key").unlink()
         keys.make_key(kit / "key", comment="b")

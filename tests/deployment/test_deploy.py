@@ -22,8 +22,8 @@ from fedsign.storage.results import RunFolder
 from simulations.deployment import keys, membership
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.keys import Certified, ends_at, issue
-from simulations.deployment.kits import open_kit
 from simulations.deployment.running import flower_environment, free_port
+from simulations.deployment.startup_kits import open_startup_kit
 from simulations.deployment.status import status_of
 from tests.deployment.test_sites import write_site
 from tests.e2e.command import fedsign, settings
@@ -395,7 +395,7 @@ def copy_of_kit(folder: Path, name: str) -> Path:
 def turned_away(federation: Federation, kit: Path, key: Path) -> bool:
     """Whether Flower's own SuperNode ends with an error when it is started without us."""
     program = find_program("flower-supernode")
-    arguments = ["--superlink", open_kit(kit).address, "--root-certificates", str(federation.authority)]
+    arguments = ["--superlink", open_startup_kit(kit).address, "--root-certificates", str(federation.authority)]
     more = ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(free_port())]
     done = subprocess.run(
         [program, *arguments, *more, "--max-retries", "2", "--isolation", "process"],  # no SuperExec, which outlives it

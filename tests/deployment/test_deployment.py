@@ -34,9 +34,9 @@ from simulations.deployment import check, keys, membership, provision
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import Gate, may_pass
 from simulations.deployment.keys import Certified, ends_at, general_name, issue, make_authority, validity
-from simulations.deployment.kits import open_kit
 from simulations.deployment.probe import AwayError, ServerError, look_at_server
 from simulations.deployment.running import end, free_port, is_alive, record_this_process, recorded, with_descendants
+from simulations.deployment.startup_kits import open_startup_kit
 
 YEAR = dt.timedelta(days=365)
 HOSTS = ("fl.example.org", "192.0.2.10", "2001:db8::1")
@@ -247,7 +247,7 @@ def test_flower_reads_a_sites_data_folder_as_it_was_given(tmp_path: Path, folder
 
     asked = Federation(folder=tmp_path / "federation", name="x", hosts=HOSTS)
     made = provision.add_site(provision.init(asked, [], lifetime=YEAR), "a", None, data_root=folder, device="cuda:1")
-    config = open_kit(made.kit("a")).node_config()
+    config = open_startup_kit(made.kit("a")).node_config()
     (tmp_path / "node.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     read = parse_config_args([str(tmp_path / "node.toml")])
     assert read == {"partition-id": 0, "site": "a", "data-root": folder, "device": "cuda:1"}
@@ -347,7 +347,7 @@ def test_check_tells_of_what_is_missing_at_a_site(federation: Federation, tmp_pa
     (kit / "key").chmod(0o644)
     own = '\n[sharding]\nmachines = 2\nlisten = "192.0.2.1:29400"\nsecret_file = "silo.secret"\n'
     (kit / "site.toml").write_text((kit / "site.toml").read_text() + own)
-    states = {row["what"]: (row["state"], row["detail"]) for row in check.check_site(open_kit(kit))}
+    states = {row["what"]: (row["state"], row["detail"]) for row in check.check_site(open_startup_kit(kit))}
     broken = {what for what, (state, _) in states.items() if state == "broken"}
     assert broken == {"data", "device", "key", "server", "sharding"}
     assert f"={kit / 'silo.secret'} cannot be read (No such file or directory)" in states["sharding"][1]
@@ -359,7 +359,7 @@ def test_check_tells_of_what_is_missing_at_a_site(federation: Federation, tmp_pa
 def test_a_kit_without_the_cas_certificate_is_not_taken_for_a_server_that_is_away(
     federation: Federation, content: str | None
 ) -> None:
-    kit = open_kit(federation.kit("berlin"))
+    kit = open_startup_kit(federation.kit("berlin"))
     ca = kit.folder / "ca.pem"
     ca.unlink() if content is None else ca.write_text(content)
     with pytest.raises(

@@ -40,7 +40,7 @@ from fedsign.flower import nodes, partition_grid, wire
 from fedsign.flower.nodes import SiteHooks
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import LATE
-from fedsign.storage.results import Line, RunFolder, read_lines
+from fedsign.storage.results import Record, RunFolder, read_lines
 from fedsign.versions import versions
 from fedsign.workload import Workload
 from simulations import run
@@ -544,7 +544,7 @@ def missing(config: ExperimentConfig, root: Path, absent: dict[int, set[int]]) -
     return transported.play(config, RunFolder(root / "missing"), [but(partition) for partition in range(3)])
 
 
-def lines(folder: RunFolder) -> list[Line]:
+def lines(folder: RunFolder) -> list[Record]:
     """Of rounds.jsonl, but for the reasons of failures."""
     return [{**line, "failures": [each["client"] for each in line["failures"]]} for line in folder.rounds()]
 
@@ -698,7 +698,7 @@ def test_a_site_that_takes_anothers_place_and_a_renewed_certificate_are_recorded
     other = RunFolder(tmp_path / "other")
     other.path.mkdir()
 
-    def forget(line: Line) -> None:
+    def forget(line: Record) -> None:
         if line["round"] == 1:
             del grid.ledger.versions[2]
 

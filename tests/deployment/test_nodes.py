@@ -30,7 +30,7 @@ from simulations import Run, run
 from simulations.backends.base import intra_op_threads
 from simulations.deployment.engine.server_app import label_counts
 from simulations.deployment.engine.submission import write_submission
-from simulations.deployment.kits import open_kit
+from simulations.deployment.startup_kits import open_startup_kit
 from tests.contract.contexts import make_context
 from tests.contract.transported import grid_of, play
 from tests.deployment.test_sites import NUM_SITES, tree, write_site
@@ -191,12 +191,12 @@ def test_a_kit_tells_that_its_site_shares_details_only_if_the_site_says_so(
 ) -> None:
     facts = {"name": "x", "site": "a", "partition": 0, "host": "h", "port": 1, "insecure": False, "versions": {}}
     (tmp_path / "site.toml").write_text(f"{said}\n{tomli_w.dumps({'federation': facts})}", encoding="utf-8")
-    assert open_kit(tmp_path).node_config().get("share-details") is told
+    assert open_startup_kit(tmp_path).node_config().get("share-details") is told
     (tmp_path / "site.toml").write_text(
         f"share_details = 'no'\n{tomli_w.dumps({'federation': facts})}", encoding="utf-8"
     )
     with pytest.raises(ConfigError, match=r"share_details = 'no'; expected true or false"):
-        open_kit(tmp_path)
+        open_startup_kit(tmp_path)
 
 
 @pytest.mark.needs("sharding")
@@ -205,7 +205,7 @@ def test_a_kit_says_on_which_machines_its_sites_ranks_are(tmp_path: Path) -> Non
     own = {"machines": 2, "listen": "192.0.2.1:29400", "secret_file": "silo.secret", "insecure_network": True}
     (tmp_path / "site.toml").write_text(tomli_w.dumps({"sharding": own, "federation": facts}), encoding="utf-8")
     config = from_dict({"engine": {"name": "superlink"}, "client": {"sharding": {"ranks": 4, "groups": 2}}})
-    told = open_kit(tmp_path).node_config()
+    told = open_startup_kit(tmp_path).node_config()
     context = make_context(0, node_config=told, run_config={EXPERIMENT_KEY: config.to_toml()})
     found = SuperNode(context).workload.config.client.sharding
     assert (found.machines, found.listen, found.secret_file) == (2, "192.0.2.1:29400", str(tmp_path / "silo.secret"))
@@ -221,7 +221,7 @@ def test_a_kit_says_on_which_machines_its_sites_ranks_are(tmp_path: Path) -> Non
         ConfigError,
         match=r"sharding = {'ranks': 2}; expected a table of machines, listen, secret_file, insecure_network",
     ):
-        open_kit(tmp_path)
+        open_startup_kit(tmp_path)
 
 
 @pytest.mark.needs("sharding")

@@ -12,7 +12,7 @@ import pytest
 from clients.state.database import StateDatabase
 from fedsign.errors import FedSignError
 from fedsign.storage import checkpoints
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from simulations import load_run, run
 from simulations.callbacks.base import Callback
 
@@ -41,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Stop(Callback):
     """Ends a run as Ctrl-C does."""
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         if line["round"] == STOPPED_AFTER:
             raise KeyboardInterrupt
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedsign.companions import NAMES
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from simulations import Run, load_run, run
 from simulations.frames import to_frame
 
@@ -141,14 +141,14 @@ def wait_for(look: Any, *, timeout_s: float = 120.0) -> Any:
 
 
 @pytest.fixture
-def lines() -> list[Line]:
+def lines() -> list[Record]:
     return [
         {"round": 1, "loss": 2.0, "clients": [3, 5], "failures": [{"client": 3, "reason": "x"}], "bytes_up": 10},
         {"round": 2, "loss": None, "clients": [1, 2], "failures": [], "bytes_up": 20},
     ]
 
 
-def test_a_frame_has_a_row_a_round_counts_for_lists_and_nan_for_what_diverged(lines: list[Line]) -> None:
+def test_a_frame_has_a_row_a_round_counts_for_lists_and_nan_for_what_diverged(lines: list[Record]) -> None:
     pytest.importorskip("pandas", reason="pandas is not installed")
     frame = to_frame(lines)
     assert frame.index.name == "round" and list(frame.index) == [1, 2]
@@ -158,7 +158,7 @@ def test_a_frame_has_a_row_a_round_counts_for_lists_and_nan_for_what_diverged(li
     assert all(kind.kind in "if" for kind in frame.dtypes) and frame["bytes_up"].dtype.kind == "i"
 
 
-def test_a_frames_timings_stand_beside_the_round_that_they_belong_to(lines: list[Line]) -> None:
+def test_a_frames_timings_stand_beside_the_round_that_they_belong_to(lines: list[Record]) -> None:
     pytest.importorskip("pandas", reason="pandas is not installed")
     timings = [{"round": 2, "train_s": 0.5}, {"round": 1, "train_s": 0.25}]
     assert list(to_frame(lines, timings)["train_s"]) == [0.25, 0.5]

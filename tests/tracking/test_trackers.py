@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedsign.errors import ConfigError, RoundError
-from fedsign.storage.results import Line, read_json
+from fedsign.storage.results import Record, read_json
 from simulations import Run, run
 from simulations.callbacks.base import Callback
 from simulations.callbacks.tracking import STATE_FILE, Earlier, Tracker, settings_of
@@ -68,7 +68,7 @@ class Raises(Callback):
     def __init__(self, error: BaseException, *, after: int) -> None:
         self.error, self.after = error, after
 
-    def on_round(self, line: Line) -> None:
+    def on_round(self, line: Record) -> None:
         if line["round"] == self.after:
             raise self.error
 
@@ -314,7 +314,7 @@ class Ledger(Tracker):
         super().__init__()
         self.rounds: list[int] = []
         self.attempts: list[int] = []
-        self.outcome: Line = {}
+        self.outcome: Record = {}
         self.fails_on, self.times = fails_on, times
 
     def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
@@ -327,7 +327,7 @@ class Ledger(Tracker):
             raise ConnectionError("out of ink\nand of paper")
         self.rounds.append(round)
 
-    def end(self, outcome: Line, final: Mapping[str, float]) -> None:
+    def end(self, outcome: Record, final: Mapping[str, float]) -> None:
         self.outcome = outcome
 
 

@@ -22,7 +22,7 @@ from fedsign.report.figures import draw, write
 from fedsign.report.page import render, write_report
 from fedsign.report.population import MAX_COLUMNS, Population
 from fedsign.report.wording import NARROW_SPACE
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Record, RunFolder
 from simulations.api import run
 from simulations.callbacks.base import Callback
 
@@ -30,7 +30,7 @@ DIGITS = [str(digit) for digit in range(10)]
 HOSTILE = '<script>alert("&")</script>'
 
 
-def a_line(round: int, *, loss: float | None = 0.5, num_clients: int = 4, **values: Any) -> Line:
+def a_line(round: int, *, loss: float | None = 0.5, num_clients: int = 4, **values: Any) -> Record:
     """One line of rounds.jsonl."""
     return {
         "round": round,
@@ -48,14 +48,14 @@ def a_line(round: int, *, loss: float | None = 0.5, num_clients: int = 4, **valu
 
 def a_run(
     path: Path,
-    rounds: Sequence[Line] = (),
+    rounds: Sequence[Record] = (),
     *,
     counts: Sequence[Sequence[int]] = ((5,) * 10,) * 4,
     class_names: Sequence[str] = DIGITS,
     metrics: Sequence[str] = ("accuracy",),
     strategy: str = "fedsign",
-    outcome: Line | None = None,
-    failures: Sequence[Line] = (),
+    outcome: Record | None = None,
+    failures: Sequence[Record] = (),
 ) -> RunFolder:
     """A run's folder as the program writes it."""
     folder = RunFolder(path)
@@ -239,7 +239,7 @@ def test_a_run_without_nulls_did_not_diverge(tmp_path: Path) -> None:
         ({"status": "finished", "rounds": 0}, "finished"),
     ],
 )
-def test_the_page_says_how_the_run_ended(outcome: Line | None, said: str, tmp_path: Path) -> None:
+def test_the_page_says_how_the_run_ended(outcome: Record | None, said: str, tmp_path: Path) -> None:
     assert said in words(page_of(a_run(tmp_path, outcome=outcome)))
 
 
@@ -396,10 +396,10 @@ def test_the_page_is_written_while_the_run_goes_on_and_a_browser_loads_it_again(
     seen: list[str] = []
 
     class Reader(Callback):
-        def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+        def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
             self.page = folder.path / "report.html"
 
-        def on_round(self, line: Line) -> None:
+        def on_round(self, line: Record) -> None:
             seen.append(self.page.read_text())
 
     small = {"rounds": 3, "client": {"local_epochs": 1}, "results": {"root": str(tmp_path)}}

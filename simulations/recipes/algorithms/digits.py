@@ -10,7 +10,7 @@ import torch
 from fedsign.comparison.target import reaching
 from fedsign.config import merged
 from fedsign.data.base import Dataset, Samples
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from simulations.recipes.base import Metrics, Verdict, above, at_least, at_most, part, recipe, within
 from simulations.recipes.cells import all_rounds, averages, by_name, final_values, means, paired_difference
 from simulations.recipes.where import AT_HOME, Plays, Where
@@ -183,7 +183,7 @@ def one_test_set(seed: int) -> Dataset:
     return Dataset(train=samples[order[:1437]], test=samples[order[1437:]], class_names=class_names)
 
 
-def _rounds_to(target: float, lines: Sequence[Line]) -> float:
+def _rounds_to(target: float, lines: Sequence[Record]) -> float:
     """Return the rounds to a target as comparisons count them; NaN if it is not reached.
 
     See [Note: reached, censored] in fedsign/comparison/target.py.

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from fedsign.config import merged
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from simulations.api import load_run
 from simulations.comparison.play import compare
 from simulations.recipes.base import Metrics, at_least, at_most, part, recipe
@@ -102,7 +102,7 @@ def _rounds_needed(cell: _Cell, rates: Sequence[float], seeds: Sequence[int], wh
     }
 
 
-def _rounds_to(cell: _Cell, lines: Sequence[Line]) -> float:
+def _rounds_to(cell: _Cell, lines: Sequence[Record]) -> float:
     """Return the first round at the target; infinity if it is not reached."""
     target = _MODELS[cell[0]][2]
     return next((float(line["round"]) for line in lines if line["accuracy"] >= target), float("inf"))

@@ -24,7 +24,7 @@ import torch
 from fedsign.config import from_dict, merged
 from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from fedsign.workload import Workload
 from simulations.api import Run, run
 from simulations.language.export import export
@@ -85,7 +85,7 @@ def federated_llm(quick: bool) -> Metrics:
         return metrics | _of_export(shown, folder / "tuned")
 
 
-def _metrics(lines: Mapping[_Which, list[Line]], seeds: Sequence[int], pretrained: float) -> dict[str, float]:
+def _metrics(lines: Mapping[_Which, list[Record]], seeds: Sequence[int], pretrained: float) -> dict[str, float]:
     losses = final_values(lines, "loss", last=1)
     together = {name: fmean(losses[name, "", seed] for seed in seeds) for name in _METHODS}
     alone = fmean(min(losses["lisa", silo, seed] for silo in docstrings.SILOS) for seed in seeds)

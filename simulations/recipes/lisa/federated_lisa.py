@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from fedsign.config import from_dict, merged
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from fedsign.workload import Workload
 from simulations.recipes.base import Metrics, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, best_settings, by_name, final_values, mean_ratio
@@ -69,7 +69,7 @@ def federated_lisa(quick: bool) -> Metrics:
         return _metrics(all_rounds(runs), starts) | {f"{name}_rate": rate for name, rate in best.items()}
 
 
-def _metrics(runs: Mapping[tuple[str, int], list[Line]], starts: Mapping[int, Path]) -> dict[str, float]:
+def _metrics(runs: Mapping[tuple[str, int], list[Record]], starts: Mapping[int, Path]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     begun = [_loss_of_base(seed, weights) for seed, weights in starts.items()]
     losses, perplexities = (by_name(final_values(runs, metric, last=1)) for metric in ("loss", "perplexity"))

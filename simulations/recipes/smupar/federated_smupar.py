@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from fedsign.config import from_dict, merged
-from fedsign.storage.results import Line
+from fedsign.storage.results import Record
 from fedsign.workload import Workload
 from simulations.recipes.base import Metrics, Verdict, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, best_settings, final_values
@@ -91,7 +91,7 @@ def _metrics(shares: Sequence[int], seeds: Sequence[int], *, lr: float, rounds: 
 
 
 def _account(
-    cells: Mapping[tuple[str, int, int], Mapping[str, Any]], runs: Mapping[tuple[str, int, int], Sequence[Line]]
+    cells: Mapping[tuple[str, int, int], Mapping[str, Any]], runs: Mapping[tuple[str, int, int], Sequence[Record]]
 ) -> dict[str, float]:
     """Return the largest deviation over all rounds: of the bytes from the formula, and of the hidden part from its
     own.

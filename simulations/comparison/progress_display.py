@@ -10,7 +10,7 @@ from simulations.callbacks.progress import NotebookBar
 from simulations.jobs import Job, Watcher
 
 
-class Board(Watcher):
+class ProgressDisplay(Watcher):
     """Draws on standard error, so that standard output stays free for results. Remaining time is estimated from rounds.
 
     In a notebook, a line below the cell shows the overall progress.
@@ -36,7 +36,7 @@ class Board(Watcher):
         self._of_worker: dict[int, TaskID] = {}
         self._show()
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "ProgressDisplay":
         self._bar.start()
         if self._bar.disable:
             self._line = NotebookBar(0, sum(cell.rounds for cell in self._cells.values()), what="rounds of all runs")

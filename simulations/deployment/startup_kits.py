@@ -30,7 +30,7 @@ KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kit:
+class StartupKit:
     """A site's bundle. `data_root` and `device` are the site's own; "" for the experiment's.
 
     `share_details`: whether tracebacks and label counts may leave the site. `tables`: settings of capabilities
@@ -76,7 +76,7 @@ class Kit:
         return config
 
 
-def open_kit(folder: Path) -> Kit:
+def open_startup_kit(folder: Path) -> StartupKit:
     """Read site.toml.
 
     Raises:
@@ -108,7 +108,7 @@ def open_kit(folder: Path) -> Kit:
             f"{path} has no {min(missing)} in [federation]; unpack the kit again, and edit the two lines above only."
         )
     tables = {name: _table_of(own[name], tree.pop(name), path) for name in own if name in tree}
-    return Kit(folder=folder.resolve(), facts=facts, tables=tables, **tree)
+    return StartupKit(folder=folder.resolve(), facts=facts, tables=tables, **tree)
 
 
 def _table_of(table: SiteTable, given: Mapping[str, Any], path: Path) -> dict[str, str | int]:
