@@ -45,13 +45,14 @@ without:  ## CAPABILITY=<name>, or several: delete it in a scratch clone, and ru
 without-each: types  ## the same for every capability, from whose cache mypy starts; half an hour
 	python -m tests.without --each
 
-WORKS = all,startup,population,aggregation
+ALL_WORKLOADS = all,startup,population,aggregation
+WORKLOADS = $(or $(WORKS),$(ALL_WORKLOADS))  # WORKS, PLAYERS: the former names
 REPETITIONS = 5
 MINUTES = 120
-PLAYERS =
+COMPETITORS = $(PLAYERS)
 
 bench:  ## ours and the peers in turn, and docs/benchmarks.md from the results; see benchmarks/README.md
-	python -m benchmarks --works $(WORKS) --players "$(PLAYERS)" --repetitions $(REPETITIONS) --minutes $(MINUTES)
+	python -m benchmarks --workloads $(strip $(WORKLOADS)) --competitors "$(COMPETITORS)" --repetitions $(REPETITIONS) --minutes $(MINUTES)
 	python -m benchmarks.docs
 
 pages:  ## docs/capabilities and the index of docs/README.md from the table of capabilities

@@ -1,4 +1,4 @@
-"""`make bench`, or: python -m benchmarks [--works w1,w2] [--players cohort,pfl_1] [--repetitions 5] [--minutes 30]
+"""`make bench`, or: python -m benchmarks [--workloads w1,w2] [--competitors cohort,pfl_1] [--repetitions 5] [--minutes 30]
 
 Writes one result per workload to benchmarks/results/<device>/<work>.json. `python -m benchmarks.docs` then writes
 docs/benchmarks.md.
@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.competitors import BARE, COMPETITORS, Competitor, competitor_named
 from benchmarks.environments import PeerError
 from benchmarks.export import export
 from benchmarks.machine import arithmetic, machine
 from benchmarks.measure import Record, Result, play, play_once, summarized
-from benchmarks.players import BARE, PLAYERS, Player, player_named
 from benchmarks.task import Task
-from benchmarks.works import Work, all_works
+from benchmarks.workloads import BenchmarkWorkload, all_workloads
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("FEDSIGN_BENCHMARKS_CACHE", Path.home() / ".cache" / "fedsign-benchmarks"))
@@ -59,9 +59,9 @@ def main() -> None:
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * given.minutes
-    asked = _chosen_works(given.works, given.devices)
+    asked = _chosen_workloads(given.workloads, given.devices)
     for name in _EXTRAS:
-        if name in given.works:
+        if name in given.workloads:
             import_module(f"benchmarks.alone.{name}").measure(
                 given.out / f"{name}.json", repetitions=max(given.repetitions, 3)
             )
@@ -70,18 +70,18 @@ def main() -> None:
         _measure(work, device, given, until=time.monotonic() + left)
 
 
-def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float) -> None:
+def _measure(work: BenchmarkWorkload, device: str, given: argparse.Namespace, *, until: float) -> None:
     """Run a workload and write its result. Completed plays are kept if profiling is interrupted."""
     path = given.out / device / f"{work.name}.json"
     path.parent.mkdir(exist_ok=True)
     folder = export(work, given.cache)
     before = machine()
-    players = _chosen_players(work, device, given.players)
+    competitors = _chosen_competitors(work, device, given.competitors)
     floor = arithmetic(Task(folder, torch.device(device)))
 
     def kept(records: list[Record]) -> Result:
         result = {
-            "work": work.name,
+            "workload": work.name,
             "title": work.title,
             "about": work.about,
             "curve": None if work.curve is None else {"axis": work.curve[0], "at": work.curve[1]},
@@ -99,7 +99,7 @@ def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float
 
     records = play(
         work,
-        players,
+        competitors,
         folder,
         given.cache,
         device=device,
@@ -111,9 +111,11 @@ def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float
     )
     result = kept(records)
     if not given.no_profile:
-        for player, row in zip(players, result["rows"], strict=True):
-            if player.module == "ours" and "round_s" in row:
-                row["profile_s"] = _profile(work, player, folder, given.cache, device, row["mean_round_s"]["median"])
+        for competitor, row in zip(competitors, result["rows"], strict=True):
+            if competitor.module == "ours" and "round_s" in row:
+                row["profile_s"] = _profile(
+                    work, competitor, folder, given.cache, device, row["mean_round_s"]["median"]
+                )
                 _write(path, result)
     print(f"{work.name}: {path}", flush=True)
 
@@ -122,58 +124,66 @@ def _write(path: Path, result: Result) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def _profile(work: Work, player: Player, folder: Path, cache: Path, device: str, round_s: float) -> Any:
+def _profile(
+    work: BenchmarkWorkload, competitor: Competitor, folder: Path, cache: Path, device: str, round_s: float
+) -> Any:
     """Return seconds per round in each package, over enough rounds for the samples to be significant."""
     rounds = max(work.experiment["rounds"], min(2000, round(_PROFILED_S / round_s)))
     try:
-        return play_once(player, folder, cache, device=device, settings={"profile": rounds})["profile"]
+        return play_once(competitor, folder, cache, device=device, settings={"profile": rounds})["profile"]
     except PeerError as error:
         return {"not_played": str(error)}
 
 
-def _chosen_works(names: Sequence[str], devices: Sequence[str]) -> list[tuple[Work, str]]:
-    works = all_works()
+def _chosen_workloads(names: Sequence[str], devices: Sequence[str]) -> list[tuple[BenchmarkWorkload, str]]:
+    workloads = all_workloads()
     for name in names:
-        if name not in (*works, "all", "scaling", *_EXTRAS):
-            raise SystemExit(f"there is no work '{name}'; expected all, scaling, {', '.join([*_EXTRAS, *works])}.")
+        if name not in (*workloads, "all", "scaling", *_EXTRAS):
+            raise SystemExit(f"there is no work '{name}'; expected all, scaling, {', '.join([*_EXTRAS, *workloads])}.")
     chosen = [
         work
-        for work in works.values()
+        for work in workloads.values()
         if {work.name, "all"} & {*names} or ("scaling" in names and work.curve is not None)
     ]
     return [(work, device) for device in devices for work in chosen if device in work.devices]
 
 
-def _chosen_players(work: Work, device: str, names: Sequence[str]) -> list[Player]:
+def _chosen_competitors(work: BenchmarkWorkload, device: str, names: Sequence[str]) -> list[Competitor]:
     """Return the requested competitors. The bare loop is always included, as the baseline of ratios."""
     for name in names:
-        player_named(name)
+        competitor_named(name)
     return [
-        player
-        for player in PLAYERS
-        if device in player.devices
-        and (not work.players or player.name in work.players)
-        and (not player.works or work.name in player.works)
-        and (not names or player.name in (*names, BARE))
+        competitor
+        for competitor in COMPETITORS
+        if device in competitor.devices
+        and (not work.competitors or competitor.name in work.competitors)
+        and (not competitor.workloads or work.name in competitor.workloads)
+        and (not names or competitor.name in (*names, BARE))
     ]
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Ours and the peers in turn, on the same works.")
+    parser = argparse.ArgumentParser(description="Ours and the peers in turn, on the same workloads.")
 
     def several(text: str) -> list[str]:
         return [name for name in text.split(",") if name]
 
     here = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    parser.add_argument("--works", type=several, default=["all", "startup"], help="w1,w2,...; scaling; startup; all")
-    parser.add_argument("--players", type=several, default=[], help="without it, all; the bare loop plays always")
+    parser.add_argument(
+        "--workloads", type=several, default=["all", "startup"], help="w1,w2,...; scaling; startup; all"
+    )
+    parser.add_argument("--competitors", type=several, default=[], help="without it, all; the bare loop plays always")
     parser.add_argument("--devices", type=several, default=here, help="without it, cpu and, if there is one, cuda")
     parser.add_argument("--repetitions", type=int, default=5, help="besides one that warms up and is dropped")
     parser.add_argument("--minutes", type=float, default=120.0, help="no repetition is begun that would end later")
-    parser.add_argument("--no-warm-up", action="store_true", help="keep the first repetition; for works that take long")
+    for former, name in (("--works", "workloads"), ("--players", "competitors")):
+        parser.add_argument(former, dest=name, type=several, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--no-warm-up", action="store_true", help="keep the first repetition; for workloads that take long"
+    )
     parser.add_argument("--no-profile", action="store_true", help="do not sort our rounds' time into rooms")
     parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="environments of the peers, exported works")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="environments of the peers, exported workloads")
     return parser.parse_args()
 
 

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.competitors import BARE, COMPETITORS, FLOOR, LARGE_MODELS
 from benchmarks.docs_alone import SECTIONS
-from benchmarks.players import BARE, FLOOR, LARGE_MODELS, PLAYERS
 from benchmarks.rooms import ROOMS
-from benchmarks.tables import MISSING, Result, measured_on, ms, table
-from benchmarks.works import all_works
+from benchmarks.tables import FORMER, MISSING, Result, measured_on, ms, table
+from benchmarks.workloads import all_workloads
 from fedsign.former_names import current_record
 from fedsign.report import figures
 from fedsign.report.chart import Axis, Chart, Series, bar_chart
@@ -23,8 +23,10 @@ from fedsign.storage.disk import write_text
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-_OURS = frozenset(player.name for player in PLAYERS if player.module == "ours")
-_REDUCED = frozenset(player.name for player in PLAYERS if {"precision", "tf32"} & {*player.settings.get("engine", {})})
+_OURS = frozenset(competitor.name for competitor in COMPETITORS if competitor.module == "ours")
+_REDUCED = frozenset(
+    competitor.name for competitor in COMPETITORS if {"precision", "tf32"} & {*competitor.settings.get("engine", {})}
+)
 _MEASURES = frozenset({BARE, FLOOR})  # neither ours nor a competitor
 
 _HEAD = """\
@@ -32,7 +34,7 @@ _HEAD = """\
 
 <!-- Written by `python -m benchmarks.docs` from benchmarks/results; do not edit. -->
 
-FedSign beside other simulators and beside a bare PyTorch loop, on the same works. Every player runs in a process of \
+FedSign beside other simulators and beside a bare PyTorch loop, on the same workloads. Every competitor runs in a process of \
 its own,
 in turn with the others, so that a busy minute of the machine hits all of them; each in its own environment with the \
 same torch, and
@@ -49,14 +51,14 @@ The bare loop writes and checks nothing, and neither do the peers as they are se
 
 - **x loop**: the median round over the bare loop's of the same repetition; the median of the repetitions, and the \
 range.
-- **CPU**: the same ratio of the process's processor time, which a busy machine disturbs less; for players of one \
+- **CPU**: the same ratio of the process's processor time, which a busy machine disturbs less; for competitors of one \
 process.
 - **mean**: the mean round, which holds what happens in some rounds only, such as checkpoints.
 - **first**: the first round alone. **start**: from the process's start to the first round.
 - **repeats**: whether all repetitions ended with the same loss, to the last bit.
 
-Again: `make bench`, or a part of it, such as `make bench WORKS=w1 REPETITIONS=7` ([how it \
-works](../benchmarks/README.md)).
+Again: `make bench`, or a part of it, such as `make bench WORKLOADS=w1 REPETITIONS=7` ([how it \
+workloads](../benchmarks/README.md)).
 """
 
 _NUMERICS = """\
@@ -78,32 +80,32 @@ def main() -> None:
 def pages() -> dict[str, str]:
     """Return generated files by path."""
     results = read_results()
-    works = [result for result in results if result["work"] not in SECTIONS]
+    workloads = [result for result in results if result["workload"] not in SECTIONS]
     drawn = charts()
-    parts = [_HEAD, *(_section(result, _picture(result) in drawn) for result in works if not result["curve"])]
-    curves = [result for result in works if result["curve"]]
+    parts = [_HEAD, *(_section(result, _picture(result) in drawn) for result in workloads if not result["curve"])]
+    curves = [result for result in workloads if result["curve"]]
     if curves:
         parts.append(_curves(curves))
-    parts += [SECTIONS[result["work"]](result) for result in results if result["work"] in SECTIONS]
+    parts += [SECTIONS[result["workload"]](result) for result in results if result["workload"] in SECTIONS]
     return {"docs/benchmarks.md": "\n".join(parts)}
 
 
 def charts() -> dict[str, Chart]:
     """Return figures by path: milliseconds per round of every competitor."""
-    works = [result for result in read_results() if result["work"] not in SECTIONS and not result["curve"]]
-    return {_picture(result): chart for result in works if (chart := _chart(result)).series}
+    workloads = [result for result in read_results() if result["workload"] not in SECTIONS and not result["curve"]]
+    return {_picture(result): chart for result in workloads if (chart := _chart(result)).series}
 
 
 def _picture(result: Result) -> str:
     device = "" if result["device"] == "cpu" else f"-{result['device']}"
-    return f"docs/images/benchmark-{result['work']}{device}.svg"
+    return f"docs/images/benchmark-{result['workload']}{device}.svg"
 
 
 def read_results() -> list[Result]:
     """Read the results of `python -m benchmarks`, in the order of the workloads."""
-    order = [*all_works(), *SECTIONS]
-    found = [current_record(json.loads(path.read_text(encoding="utf-8"))) for path in result_files()]
-    return sorted(found, key=lambda result: (result.get("device", ""), order.index(result["work"])))
+    order = [*all_workloads(), *SECTIONS]
+    found = [current_record(json.loads(path.read_text(encoding="utf-8")), FORMER) for path in result_files()]
+    return sorted(found, key=lambda result: (result.get("device", ""), order.index(result["workload"])))
 
 
 def result_files() -> list[Path]:
@@ -117,7 +119,7 @@ def _section(result: Result, has_picture: bool) -> str:
     rows = _ordered(result["rows"])
     parts = [f"## {title}", result["about"], measured_on(result)]
     if has_picture:
-        parts.append(f"![Milliseconds a round of every player]({_picture(result).removeprefix('docs/')})")
+        parts.append(f"![Milliseconds a round of every competitor]({_picture(result).removeprefix('docs/')})")
     head = (
         "",
         "x loop",
@@ -137,7 +139,7 @@ def _section(result: Result, has_picture: bool) -> str:
     parts.append(table(head, [_row(row) for row in rows], left=1))
     absent = [f"- **{row['title']}** was not played: {row['not_played']}." for row in rows if "not_played" in row]
     parts += ["\n".join(absent)] if absent else []
-    parts += [_NUMERICS] if result["device"] == "cuda" and result["work"] in LARGE_MODELS else []
+    parts += [_NUMERICS] if result["device"] == "cuda" and result["workload"] in LARGE_MODELS else []
     parts += [_standing(rows), _floor(result, rows)]
     profile = _profile(rows)
     parts += [profile] if profile else []
@@ -145,7 +147,7 @@ def _section(result: Result, has_picture: bool) -> str:
 
 
 def _row(row: Result) -> list[str]:
-    title = f"**{row['title']}**" if row["player"] in _OURS else row["title"]
+    title = f"**{row['title']}**" if row["competitor"] in _OURS else row["title"]
     if "not_played" in row:
         return [title, "not played", *[MISSING] * 12]
     ratio, round_s = row["ratio_to_bare_loop"], row["round_s"]
@@ -171,9 +173,9 @@ def _row(row: Result) -> list[str]:
 def _standing(rows: Sequence[Result]) -> str:
     """Describe where FedSign wins and where it loses."""
     played = [row for row in rows if "ratio_to_bare_loop" in row]
-    ours = [row for row in played if row["player"] in _OURS - _REDUCED]
-    reduced = [row for row in played if row["player"] in _REDUCED]
-    peers = [row for row in played if row["player"] not in _OURS | _MEASURES]
+    ours = [row for row in played if row["competitor"] in _OURS - _REDUCED]
+    reduced = [row for row in played if row["competitor"] in _REDUCED]
+    peers = [row for row in played if row["competitor"] not in _OURS | _MEASURES]
     if not ours or not peers:
         return "No peer was played, or none of ours."
     best, peer = (min(rows, key=_median_s) for rows in (ours, peers))
@@ -205,13 +207,13 @@ def _floor(result: Result, rows: Sequence[Result]) -> str:
         + f", so that no program on it goes below {ms(found['s_per_round'])} ms"
         + ("." if result["device"] == "cpu" else " with all digits of float32.")
     )
-    floor = next((row for row in rows if row["player"] == FLOOR and "round_s" in row), None)
+    floor = next((row for row in rows if row["competitor"] == FLOOR and "round_s" in row), None)
     if floor is None:
         return text
     ours = [
         f"{row['title']} {_median_s(row) / _median_s(floor):.2f}"
         for row in rows
-        if row["player"] in _OURS and "round_s" in row
+        if row["competitor"] in _OURS and "round_s" in row
     ]
     kind = (
         "planned beforehand and stacked"
@@ -253,7 +255,9 @@ def _curves(results: Sequence[Result]) -> str:
             key=lambda result: result["curve"]["at"],
         )
         title = f"### Over {axis}" + ("" if device == "cpu" else ", on a GPU")
-        players = list(dict.fromkeys((row["player"], row["title"]) for result in points for row in result["rows"]))
+        competitors = list(
+            dict.fromkeys((row["competitor"], row["title"]) for result in points for row in result["rows"])
+        )
         parts += [
             title,
             points[0]["about"].replace(f"{points[0]['curve']['at']:,.0f}", "N", 1),
@@ -262,8 +266,8 @@ def _curves(results: Sequence[Result]) -> str:
         parts.append("Milliseconds a round, and in brackets times the bare loop:")
         parts.append(
             table(
-                (axis, *(name for _, name in players)),
-                [_point(result, players, _round_cell) for result in points],
+                (axis, *(name for _, name in competitors)),
+                [_point(result, competitors, _round_cell) for result in points],
                 left=0,
             )
         )
@@ -273,8 +277,8 @@ def _curves(results: Sequence[Result]) -> str:
             )
             parts.append(
                 table(
-                    (axis, *(name for _, name in players)),
-                    [_point(result, players, _start_cell) for result in points],
+                    (axis, *(name for _, name in competitors)),
+                    [_point(result, competitors, _start_cell) for result in points],
                     left=0,
                 )
             )
@@ -288,9 +292,9 @@ def _curves(results: Sequence[Result]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _point(result: Result, players: Iterable[tuple[str, str]], cell: Any) -> list[str]:
-    rows = {row["player"]: row for row in result["rows"]}
-    cells = [cell(rows[name]) if name in rows and "round_s" in rows[name] else MISSING for name, _ in players]
+def _point(result: Result, competitors: Iterable[tuple[str, str]], cell: Any) -> list[str]:
+    rows = {row["competitor"]: row for row in result["rows"]}
+    cells = [cell(rows[name]) if name in rows and "round_s" in rows[name] else MISSING for name, _ in competitors]
     return [f"{result['curve']['at']:,.0f}", *cells]
 
 
@@ -312,7 +316,7 @@ def _chart(result: Result) -> Chart:
             y=(index,),
             labels=(f"{ms(_median_s(row))} ms",),
             mark="bar",
-            color=2 if row["player"] in _MEASURES else 0 if row["player"] in _OURS else 1,
+            color=2 if row["competitor"] in _MEASURES else 0 if row["competitor"] in _OURS else 1,
         )
         for index, row in enumerate(rows)
     ]

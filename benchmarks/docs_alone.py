@@ -312,19 +312,21 @@ def _sparse(result: Result) -> str:
 def _sparse_clients(result: Result) -> str:
     """Time per local step and model size by density."""
     rows = []
-    for player, ratio in result["step_ratio"].items():
-        seconds, cpu = result["step_s"][player], result["cpu_ratio"][player]
+    for competitor, ratio in result["step_ratio"].items():
+        seconds, cpu = result["step_s"][competitor], result["cpu_ratio"][competitor]
         rows.append(
             [
-                f"**{player}**" if player.startswith("packed") else player,
-                f"{result['bytes'][player] / 1e6:.3f}",
+                f"**{competitor}**" if competitor.startswith("packed") else competitor,
+                f"{result['bytes'][competitor] / 1e6:.3f}",
                 ms(seconds["median"]),
                 f"{ratio['median']:.2f}",
                 f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}",
                 f"{cpu['median']:.2f}",
             ]
         )
-    worst = max(ratio["median"] for player, ratio in result["step_ratio"].items() if player.startswith("packed"))
+    worst = max(
+        ratio["median"] for competitor, ratio in result["step_ratio"].items() if competitor.startswith("packed")
+    )
     verdict = "within" if worst <= _SPARSE_TARGET else "**above**"
     return _alone(
         "Sparse clients",
@@ -388,7 +390,7 @@ def _paro(result: Result) -> str:
     parts = []
     for megabits, found in result["rates"].items():
         rows = []
-        for name, of in found["players"].items():
+        for name, of in found["competitors"].items():
             seconds, expected = of["seconds"], of.get("predicted")
             rows.append(
                 [
@@ -410,7 +412,7 @@ def _paro(result: Result) -> str:
             )
             for (slow, fast, meant), seconds in zip(COMPARED, found["ratios"], strict=True)
         )
-        against = inversions(found["players"])
+        against = inversions(found["competitors"])
         order = "; ".join(against) if against else "none"
         parts += [
             (
@@ -438,7 +440,7 @@ def _ahead(result: Result) -> str:
     parts = []
     for megabits, found in result["rates"].items():
         rows = []
-        for name, of in found["players"].items():
+        for name, of in found["competitors"].items():
             ratio = of["off_over_on"]
             seconds = [
                 f"{of[key]['median']:.2f} ({of[key]['lowest']:.2f}-{of[key]['highest']:.2f})" for key in ("off", "on")
@@ -465,10 +467,10 @@ def _ahead(result: Result) -> str:
     )
 
 
-def inversions(players: Result) -> list[str]:
+def inversions(competitors: Result) -> list[str]:
     """Return pairs that the plan orders wrongly, though it predicts a difference of at least 25 %."""
-    planned = {name: of["predicted"]["seconds"] for name, of in players.items() if "predicted" in of}
-    measured = {name: players[name]["seconds"]["median"] for name in planned}
+    planned = {name: of["predicted"]["seconds"] for name, of in competitors.items() if "predicted" in of}
+    measured = {name: competitors[name]["seconds"]["median"] for name in planned}
     return [
         f"{fast} {measured[fast]:.2f} s, {slow} {measured[slow]:.2f} s"
         for fast in planned

@@ -12,7 +12,7 @@ import numpy as np
 
 import benchmarks.data
 import benchmarks.networks
-from benchmarks.works import Work
+from benchmarks.workloads import BenchmarkWorkload
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.records import tensors_of
 from fedsign.seeding import Purpose, generator
@@ -20,9 +20,9 @@ from fedsign.workload import Workload
 from strategies.base import Strategy
 
 
-def export(work: Work, cache: Path) -> Path:
+def export(work: BenchmarkWorkload, cache: Path) -> Path:
     """Write a workload's folder, unless it exists; return it."""
-    folder = cache / "works" / f"{work.name}-{_digest(work)}"
+    folder = cache / "workloads" / f"{work.name}-{_digest(work)}"
     if (folder / "task.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def _cohort(config: ExperimentConfig, round: int) -> list[int]:
     return Strategy().sample(round, range(config.partition.num_clients), config.server.cohort_size, rng)
 
 
-def _digest(work: Work) -> str:
+def _digest(work: BenchmarkWorkload) -> str:
     """Return a digest of everything that determines the files."""
     said = json.dumps([work.experiment, work.network, work.network_settings], sort_keys=True)
     sources = [

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.competitors import BARE, Competitor
+from benchmarks.competitors.stopwatch import STARTED_AT
 from benchmarks.environments import PeerError, python_of
-from benchmarks.players import BARE, Player
-from benchmarks.players.stopwatch import STARTED_AT
-from benchmarks.works import Work
+from benchmarks.workloads import BenchmarkWorkload
 
 Result = dict[str, Any]
 ROOT = Path(__file__).parents[1]
@@ -30,22 +30,32 @@ _LONGEST_S = 3600.0
 class Record:
     """A competitor's repetitions; `reason` says why there are none."""
 
-    player: Player
+    competitor: Competitor
     plays: list[Result] = field(default_factory=list)
     reason: str = ""
 
 
-def play_once(player: Player, folder: Path, cache: Path, *, device: str, settings: Result | None = None) -> Result:
+def play_once(
+    competitor: Competitor, folder: Path, cache: Path, *, device: str, settings: Result | None = None
+) -> Result:
     """Run a competitor's process once; return its rounds' seconds and its final report.
 
     Raises:
         PeerError: it cannot be installed, or failed; the text is its last line of output.
     """
-    python = python_of(player.environment, cache)
+    python = python_of(competitor.environment, cache)
     with tempfile.TemporaryDirectory() as scratch:
         out, log = Path(scratch) / "out.jsonl", Path(scratch) / "log.txt"
-        command = [str(python), "-m", f"benchmarks.players.{player.module}", "--work", str(folder), "--out", str(out)]
-        command += ["--device", device, "--settings", json.dumps({**player.settings, **(settings or {})})]
+        command = [
+            str(python),
+            "-m",
+            f"benchmarks.competitors.{competitor.module}",
+            "--workload",
+            str(folder),
+            "--out",
+            str(out),
+        ]
+        command += ["--device", device, "--settings", json.dumps({**competitor.settings, **(settings or {})})]
         visible = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
         with log.open("w", encoding="utf-8") as printed:
             process = subprocess.Popen(
@@ -71,8 +81,8 @@ def play_once(player: Player, folder: Path, cache: Path, *, device: str, setting
 
 
 def play(
-    work: Work,
-    players: Sequence[Player],
+    work: BenchmarkWorkload,
+    competitors: Sequence[Competitor],
     folder: Path,
     cache: Path,
     *,
@@ -87,9 +97,9 @@ def play(
 
     `keep` gets the records after every play, so that an interrupted benchmark keeps its results.
     """
-    records = [Record(player, reason=player.refused.get(work.name, "")) for player in players]
+    records = [Record(competitor, reason=competitor.refused.get(work.name, "")) for competitor in competitors]
     for record in records:
-        record.reason = record.reason or _installed(record.player, cache)
+        record.reason = record.reason or _installed(record.competitor, cache)
     longest = 0.0
     for repetition in range(0 if warm_up else 1, repetitions + 1):
         began = time.monotonic()
@@ -100,32 +110,32 @@ def play(
             if record.reason:
                 continue
             try:
-                found = play_once(record.player, folder, cache, device=device)
+                found = play_once(record.competitor, folder, cache, device=device)
             except PeerError as error:
                 record.reason, record.plays = str(error), []
-                say(f"{work.name}: {record.player.name} {error}")
+                say(f"{work.name}: {record.competitor.name} {error}")
                 continue
             if repetition:
                 record.plays.append(found)
                 keep(records)
-            say(f"{work.name} {repetition}/{repetitions}: {record.player.name:12} {_told(work, found)}")
+            say(f"{work.name} {repetition}/{repetitions}: {record.competitor.name:12} {_told(work, found)}")
         longest = max(longest, time.monotonic() - began)
     return records
 
 
-def summarized(work: Work, records: Sequence[Record]) -> list[Result]:
+def summarized(work: BenchmarkWorkload, records: Sequence[Record]) -> list[Result]:
     """Return a row per competitor, including those that could not be played."""
-    bare = next(record for record in records if record.player.name == BARE)
+    bare = next(record for record in records if record.competitor.name == BARE)
     return [_row(work, record, bare) for record in records]
 
 
-def round_s(work: Work, found: Result, *, clock: str = "wall_s") -> float:
+def round_s(work: BenchmarkWorkload, found: Result, *, clock: str = "wall_s") -> float:
     """Return the median round after the warm-up."""
     rounds: list[float] = found[clock][work.warm_up_rounds :]
     return statistics.median(rounds)
 
 
-def mean_round_s(work: Work, found: Result) -> float:
+def mean_round_s(work: BenchmarkWorkload, found: Result) -> float:
     """Return the mean round after the warm-up, which includes work of some rounds only, such as checkpoints."""
     return statistics.fmean(found["wall_s"][work.warm_up_rounds :])
 
@@ -133,7 +143,7 @@ def mean_round_s(work: Work, found: Result) -> float:
 def result_head(work: str, title: str, machine: Mapping[str, Any], repetitions: int) -> dict[str, Any]:
     """Return what every result begins with; `machine`: its state before the measurement."""
     return {
-        "work": work,
+        "workload": work,
         "title": title,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "repetitions": repetitions,
@@ -152,17 +162,21 @@ def dispersion(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
 
-def _installed(player: Player, cache: Path) -> str:
+def _installed(competitor: Competitor, cache: Path) -> str:
     """Create a competitor's environment; return the reason if that fails."""
     try:
-        python_of(player.environment, cache)
+        python_of(competitor.environment, cache)
     except PeerError as error:
         return str(error)
     return ""
 
 
-def _row(work: Work, record: Record, bare: Record) -> Result:
-    row: Result = {"player": record.player.name, "title": record.player.title, "settings": record.player.settings}
+def _row(work: BenchmarkWorkload, record: Record, bare: Record) -> Result:
+    row: Result = {
+        "competitor": record.competitor.name,
+        "title": record.competitor.title,
+        "settings": record.competitor.settings,
+    }
     if record.reason or not record.plays:
         return {**row, "not_played": record.reason or "no repetition was finished"}
     plays, last = record.plays, record.plays[-1]
@@ -180,7 +194,7 @@ def _row(work: Work, record: Record, bare: Record) -> Result:
         "versions": last["versions"],
         **{key: last[key] for key in last if key in ("decided", "kind")},
     }
-    if record.player.one_process:
+    if record.competitor.one_process:
         row["cpu_round_s"] = dispersion([round_s(work, each, clock="cpu_s") for each in plays])
     if bare.plays:
         pairs = list(zip(plays, bare.plays, strict=False))
@@ -188,7 +202,7 @@ def _row(work: Work, record: Record, bare: Record) -> Result:
         row["mean_ratio_to_bare_loop"] = dispersion(
             [mean_round_s(work, one) / mean_round_s(work, other) for one, other in pairs]
         )
-        if record.player.one_process:
+        if record.competitor.one_process:
             row["cpu_ratio_to_bare_loop"] = dispersion(
                 [round_s(work, one, clock="cpu_s") / round_s(work, other, clock="cpu_s") for one, other in pairs]
             )
@@ -198,7 +212,7 @@ def _row(work: Work, record: Record, bare: Record) -> Result:
     return row
 
 
-def _told(work: Work, found: Result) -> str:
+def _told(work: BenchmarkWorkload, found: Result) -> str:
     return (
         f"{1000 * round_s(work, found):9.2f} ms a round (mean {1000 * mean_round_s(work, found):.2f}, "
         f"first {1000 * found['wall_s'][0]:.1f}), loss {found['loss']:.4f}, accuracy {found['accuracy']:.3f}"

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedsign.former_names import current_record
+from fedsign.former_names import RECORDS, current_record
 from fedsign.report.wording import figure, plural
 
 Result = dict[str, Any]
+FORMER = dict(RECORDS, work="workload", player="competitor", players="competitors")
 MISSING = "–"
 
 

@@ -32,10 +32,10 @@ from typing import Any
 
 from flwr.app import Message
 
+from benchmarks.competitors.ours import Clock
+from benchmarks.competitors.stopwatch import Stopwatch
 from benchmarks.export import export
-from benchmarks.players.ours import Clock
-from benchmarks.players.stopwatch import Stopwatch
-from benchmarks.works.w1 import W1
+from benchmarks.workloads.w1 import W1
 from fedsign.registry import PACKAGES
 from simulations import run
 from strategies.fedsign import FedSign
@@ -121,7 +121,7 @@ def walk_pfl() -> Walk:
         raise SystemExit(
             "pfl-research is not installed here; install the packages of benchmarks/peers/pfl*.txt beside FedSign."
         )
-    from benchmarks.players import pfl_research
+    from benchmarks.competitors import pfl_research
 
     walk = Walk(Path(spec.origin).parent)
     with tempfile.TemporaryDirectory() as folder:

@@ -80,17 +80,17 @@ def former_tree(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     return tree
 
 
-def current_record(value: Any) -> Any:
+def current_record(value: Any, names: Mapping[str, str] = RECORDS) -> Any:
     """A result as it was read, under the current names.
 
     >>> current_record({"centre": 0.5, "rows": [{"direction": "sgp_centred"}]})
     {'center': 0.5, 'rows': [{'direction': 'sgp_centered'}]}
     """
     if isinstance(value, Mapping):
-        return {RECORDS.get(key, key): current_record(item) for key, item in value.items()}
+        return {names.get(key, key): current_record(item, names) for key, item in value.items()}
     if isinstance(value, list):
-        return [current_record(item) for item in value]
-    return RECORDS.get(value, value) if isinstance(value, str) else value
+        return [current_record(item, names) for item in value]
+    return names.get(value, value) if isinstance(value, str) else value
 
 
 def current_name(name: str) -> str:

@@ -76,15 +76,15 @@ def measure(path: Path, *, repetitions: int) -> None:
     torch.set_num_threads(1)
     replies = [reply(seed) for seed in range(NUM_REPLIES)]
     records = records_of(replies)
-    players: dict[str, Callable[[], object]] = {
+    competitors: dict[str, Callable[[], object]] = {
         "in_place_sum": lambda: in_place_sum(replies),
         "ours": lambda: ours(replies),
         "flower": lambda: flower(records),
     }
     _check(replies, records)
-    seconds: dict[str, list[float]] = {name: [] for name in players}
+    seconds: dict[str, list[float]] = {name: [] for name in competitors}
     for repetition in range(repetitions + 1):
-        for name, play in players.items():
+        for name, play in competitors.items():
             began = time.perf_counter()
             made = play()
             took = time.perf_counter() - began
@@ -106,7 +106,7 @@ def measure(path: Path, *, repetitions: int) -> None:
             "peak_mb": {name: _peaks(name) for name in ("ours", "flower")},
         },
     )
-    for name in players:
+    for name in competitors:
         print(
             f"{NAME}: {name:14} {1000 * dispersion(seconds[name])['median']:7.1f} ms, "
             f"{dispersion(ratios[name])['median']:.2f} x"

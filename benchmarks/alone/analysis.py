@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from benchmarks.machine import machine
 from benchmarks.measure import dispersion, result_head, write_result
-from benchmarks.works.w1 import W1
-from benchmarks.works.w2 import W2
+from benchmarks.workloads.w1 import W1
+from benchmarks.workloads.w2 import W2
 from fedsign.config import from_dict, merged
 from fedsign.data.base import Samples
 from fedsign.landscape.directions import Scaling, noise, scaled, with_signs
@@ -132,17 +132,17 @@ def measure(path: Path, *, repetitions: int) -> None:
     """Time everything in turn, after a warm-up turn."""
     before = machine()
     seconds: dict[str, dict[str, list[float]]] = {}
-    for what, players in {"mlp": mlp_valley(), "resnet20": resnet_curve()}.items():
-        of_work = seconds[what] = {name: [] for name in players}
+    for what, competitors in {"mlp": mlp_valley(), "resnet20": resnet_curve()}.items():
+        of_work = seconds[what] = {name: [] for name in competitors}
         for repetition in range(repetitions + (what == "mlp")):
-            for name, play in players.items():
+            for name, play in competitors.items():
                 began = time.perf_counter()
                 play()
                 if repetition or what != "mlp":  # over a minute each, and no slower without a warm-up
                     of_work[name].append(time.perf_counter() - began)
     watched: dict[str, dict[str, list[float]]] = {}
-    works = {"w1": merged(W1.experiment, {"client": {"path": "cohort"}}), "w2": W2.experiment}
-    for name, experiment in works.items():
+    workloads = {"w1": merged(W1.experiment, {"client": {"path": "cohort"}}), "w2": W2.experiment}
+    for name, experiment in workloads.items():
         found = watched[name] = {"off": [], "on": []}
         for _ in range(3 * repetitions if name == "w1" else repetitions):
             for state, values in found.items():

@@ -154,10 +154,10 @@ def measure(path: Path, *, repetitions: int) -> None:
     before = machine()
     data = pytext(0, block_length=LENGTH)
     bytes_of = {kind: memory(kind, data) for kind in ("full", "lisa")}
-    players = {kind: small(kind, data) for kind in bytes_of}
-    taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in players}
+    competitors = {kind: small(kind, data) for kind in bytes_of}
+    taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in competitors}
     for repetition in range(repetitions + 1):
-        for kind, training in players.items():
+        for kind, training in competitors.items():
             seconds = iteration_s(training)
             if repetition:
                 taken[kind].append(seconds)

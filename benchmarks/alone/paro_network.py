@@ -22,7 +22,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.alone.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
+from benchmarks.alone.paro_competitors import COMPETITORS, LAYERS, PER_GROUP, WIDTH
 from benchmarks.alone.shaped import Cable, cable
 from benchmarks.docs_alone import COMPARED
 from benchmarks.machine import machine
@@ -40,9 +40,9 @@ SIZES = StateBytes(param=4, gradient=4, state=8)
 _TIMEOUT_S = 1500.0
 
 
-def predicted(player: str, *, across_bps: float, within_bps: float, computing_s: float) -> dict[str, float] | None:
+def predicted(competitor: str, *, across_bps: float, within_bps: float, computing_s: float) -> dict[str, float] | None:
     """Return the plan's seconds and bytes of memory; None for competitors other than PaRO."""
-    name, _, rings = player.partition(" ")
+    name, _, rings = competitor.partition(" ")
     if name not in STRATEGIES:
         return None
     network = Network(
@@ -58,10 +58,10 @@ def predicted(player: str, *, across_bps: float, within_bps: float, computing_s:
     return {"seconds": found.communication_s + computing_s, "kept_bytes": found.memory_bytes}
 
 
-def on_network(net: Cable, megabits: float, players: list[str], repetitions: int) -> Result:
+def on_network(net: Cable, megabits: float, competitors: list[str], repetitions: int) -> Result:
     """Play all competitors at one bandwidth."""
     net.shape(megabits)
-    given = {"accumulate": ACCUMULATE, "repetitions": repetitions, "players": players}
+    given = {"accumulate": ACCUMULATE, "repetitions": repetitions, "competitors": competitors}
     return _summed_up(on_machines(net, "benchmarks.alone.paro_rank", given))
 
 
@@ -85,12 +85,12 @@ def _summed_up(found: list[dict[str, Any]]) -> Result:
     """Combine ranks: the slowest rank's seconds, the bytes at both ends of the cable, the largest kept memory."""
     within_bps, across_bps = found[0]["within_bps"], found[0]["across_bps"]  # the same on all ranks
     computing_s = max(rank["computing_s"] for rank in found)
-    players: Result = {}
-    for name in found[0]["players"]:
-        turns = list(zip(*(rank["players"][name] for rank in found), strict=True))
+    competitors: Result = {}
+    for name in found[0]["competitors"]:
+        turns = list(zip(*(rank["competitors"][name] for rank in found), strict=True))
         seconds = [max(rank["seconds"] for rank in turn) for turn in turns]
         expected = predicted(name, across_bps=across_bps, within_bps=within_bps, computing_s=computing_s)
-        players[name] = {
+        competitors[name] = {
             "seconds": dispersion(seconds),
             "all_seconds": seconds,
             "cable_bytes": median(turn[0]["cable_bytes"] + turn[PER_GROUP]["cable_bytes"] for turn in turns),
@@ -106,17 +106,17 @@ def _summed_up(found: list[dict[str, Any]]) -> Result:
         "within_bps": within_bps,
         "across_bps": across_bps,
         "computing_s": computing_s,
-        "players": players,
-        "ratios": [_ratio(players, slow, fast) for slow, fast, _ in COMPARED if {slow, fast} <= players.keys()],
+        "competitors": competitors,
+        "ratios": [_ratio(competitors, slow, fast) for slow, fast, _ in COMPARED if {slow, fast} <= competitors.keys()],
     }
 
 
-def _ratio(players: Result, slow: str, fast: str) -> dict[str, float]:
-    pairs = zip(players[slow]["all_seconds"], players[fast]["all_seconds"], strict=True)
+def _ratio(competitors: Result, slow: str, fast: str) -> dict[str, float]:
+    pairs = zip(competitors[slow]["all_seconds"], competitors[fast]["all_seconds"], strict=True)
     return dispersion([one / other for one, other in pairs])
 
 
-def measure(path: Path, *, repetitions: int, players: list[str] | None = None) -> None:
+def measure(path: Path, *, repetitions: int, competitors: list[str] | None = None) -> None:
     """Play all competitors at both bandwidths.
 
     Raises:
@@ -125,7 +125,8 @@ def measure(path: Path, *, repetitions: int, players: list[str] | None = None) -
     before = machine()
     with cable() as net:
         rates = {
-            str(megabits): on_network(net, megabits, players or list(PLAYERS), repetitions) for megabits in MEGABITS
+            str(megabits): on_network(net, megabits, competitors or list(COMPETITORS), repetitions)
+            for megabits in MEGABITS
         }
     result = {
         **result_head(NAME, "A two-level network", before, repetitions),

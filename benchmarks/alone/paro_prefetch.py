@@ -1,6 +1,6 @@
 """PaRO with and without prefetching, where computation and communication take about equally long.
 
-    python -m benchmarks.alone.paro_prefetch SETTINGS.json RANK      (a rank; `make bench WORKS=paro_prefetch` starts
+    python -m benchmarks.alone.paro_prefetch SETTINGS.json RANK      (a rank; `make bench WORKLOADS=paro_prefetch` starts
     them)
 
 The network is `benchmarks.alone.paro_network`'s. The model is a stack of matrices in units of 2.4 MB, whose blocks are
@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks.alone.paro_competitors import PER_GROUP, adamw, loss_of
 from benchmarks.alone.paro_network import RANKS, on_machines
-from benchmarks.alone.paro_players import PER_GROUP, adamw, loss_of
 from benchmarks.alone.shaped import DEVICE, cable
 from benchmarks.machine import machine
 from benchmarks.measure import Result, dispersion, result_head, write_result
@@ -30,7 +30,7 @@ from fedsign.sharding.traffic import Rings
 
 NAME = "paro_prefetch"
 MEGABITS = (200, 1000)
-PLAYERS = ("GGG", "GGG flat", "GIG", "IGG", "IIG", "III", "NGG", "NII")
+COMPETITORS = ("GGG", "GGG flat", "GIG", "IGG", "IIG", "III", "NGG", "NII")
 WIDTH, LAYERS, ROWS, ACCUMULATE, STEPS = 768, 6, 256, 2, 2
 
 
@@ -49,9 +49,9 @@ def batches(rank: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def engine(player: str, *, prefetch: bool) -> Sharded:
+def engine(competitor: str, *, prefetch: bool) -> Sharded:
     """Return one way to train."""
-    strategy, _, rings = player.partition(" ")
+    strategy, _, rings = competitor.partition(" ")
     return Sharded(
         make_model(),
         lambda named: torch.optim.AdamW(named, lr=1e-3),
@@ -69,9 +69,9 @@ def take_step(sharded: Sharded, own: list[tuple[Tensor, Tensor]]) -> None:
     sharded.step()
 
 
-def played(player: str, rank: int, *, prefetch: bool) -> tuple[float, dict[str, Tensor]]:
+def played(competitor: str, rank: int, *, prefetch: bool) -> tuple[float, dict[str, Tensor]]:
     """Return seconds per step, after a warm-up step that also records the order of units, and the final parameters."""
-    sharded, own = engine(player, prefetch=prefetch), batches(rank)
+    sharded, own = engine(competitor, prefetch=prefetch), batches(rank)
     take_step(sharded, own)
     dist.barrier()
     began = time.perf_counter()
@@ -103,13 +103,16 @@ def main(path: Path, rank: int) -> None:
     dist.init_process_group(
         "gloo", init_method=f"tcp://{given['address']}:{given['port']}", rank=rank, world_size=given["ranks"]
     )
-    result: dict[str, Any] = {"computing_s": computing_s(rank), "players": {name: [] for name in given["players"]}}
+    result: dict[str, Any] = {
+        "computing_s": computing_s(rank),
+        "competitors": {name: [] for name in given["competitors"]},
+    }
     for repetition in range(given["repetitions"]):
-        for name in given["players"]:
+        for name in given["competitors"]:
             turns = [bool(repetition % 2), not repetition % 2]
             found = {prefetch: played(name, rank, prefetch=prefetch) for prefetch in turns}
             is_same = all(torch.equal(value, found[False][1][key]) for key, value in found[True][1].items())
-            result["players"][name].append({"off": found[False][0], "on": found[True][0], "is_same": is_same})
+            result["competitors"][name].append({"off": found[False][0], "on": found[True][0], "is_same": is_same})
             if rank == 0:
                 print(
                     f"repetition {repetition + 1}: {name}: {found[False][0]:.2f} s, {found[True][0]:.2f} s", flush=True
@@ -120,20 +123,20 @@ def main(path: Path, rank: int) -> None:
 
 def _summed_up(found: list[Result]) -> Result:
     """Combine ranks: the slowest rank's seconds, and ratios of adjacent measurements."""
-    players: Result = {}
-    for name in found[0]["players"]:
-        turns = list(zip(*(rank["players"][name] for rank in found), strict=True))
+    competitors: Result = {}
+    for name in found[0]["competitors"]:
+        turns = list(zip(*(rank["competitors"][name] for rank in found), strict=True))
         seconds = {key: [max(rank[key] for rank in turn) for turn in turns] for key in ("off", "on")}
-        players[name] = {
+        competitors[name] = {
             **{key: dispersion(each) for key, each in seconds.items()},
             "off_over_on": dispersion([off / on for off, on in zip(seconds["off"], seconds["on"], strict=True)]),
             "is_same": all(rank["is_same"] for turn in turns for rank in turn),
         }
-    return {"computing_s": max(rank["computing_s"] for rank in found), "players": players}
+    return {"computing_s": max(rank["computing_s"] for rank in found), "competitors": competitors}
 
 
 def measure(
-    path: Path, *, repetitions: int, players: tuple[str, ...] = PLAYERS, megabits: tuple[int, ...] = MEGABITS
+    path: Path, *, repetitions: int, competitors: tuple[str, ...] = COMPETITORS, megabits: tuple[int, ...] = MEGABITS
 ) -> None:
     """Play all competitors at all bandwidths.
 
@@ -144,7 +147,7 @@ def measure(
     with cable() as net:
         for rate in megabits:
             net.shape(rate)
-            given = {"repetitions": repetitions, "players": list(players)}
+            given = {"repetitions": repetitions, "competitors": list(competitors)}
             rates[str(rate)] = _summed_up(on_machines(net, "benchmarks.alone.paro_prefetch", given))
     result = {
         **result_head(NAME, "Sharded, ahead of time", before, repetitions),

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.alone.paro_players import PER_GROUP, PLAYERS, WIDTH, Player, adamw, loss_of, make_model
+from benchmarks.alone.paro_competitors import COMPETITORS, PER_GROUP, WIDTH, Competitor, adamw, loss_of, make_model
 from benchmarks.alone.shaped import DEVICE, sent
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.probe import probe
@@ -34,11 +34,11 @@ def batches(rank: int, accumulate: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def take_step(player: Player, own: list[tuple[Tensor, Tensor]]) -> None:
+def take_step(competitor: Competitor, own: list[tuple[Tensor, Tensor]]) -> None:
     """Take one step."""
     for number, (features, targets) in enumerate(own, start=1):
-        player.micro_batch(features, targets, 1 / len(own), is_last=number == len(own))
-    player.step()
+        competitor.micro_batch(features, targets, 1 / len(own), is_last=number == len(own))
+    competitor.step()
 
 
 def alone(ranks: int, accumulate: int) -> list[Tensor]:
@@ -56,22 +56,27 @@ def alone(ranks: int, accumulate: int) -> list[Tensor]:
 
 def played(name: str, rank: int, accumulate: int, expected: list[Tensor]) -> dict[str, Any]:
     """Play one competitor; return seconds, bytes through the cable, kept memory, and the distance to the reference."""
-    player = PLAYERS[name]()
+    competitor = COMPETITORS[name]()
     own = batches(rank, accumulate)
-    take_step(player, own)
+    take_step(competitor, own)
     dist.barrier()
     before, began = sent(), time.perf_counter()
     for _ in range(STEPS):
-        take_step(player, own)
+        take_step(competitor, own)
     dist.barrier()
     seconds, cable_bytes = (time.perf_counter() - began) / STEPS, sent().since(before).num_bytes // STEPS
     first = make_model().state_dict().values()
     moved = sum(float((one - other).square().sum()) for one, other in zip(expected, first, strict=True)) ** 0.5
-    found = player.parameters()
+    found = competitor.parameters()
     away = sum(float((one - other).square().sum()) for one, other in zip(found, expected, strict=True)) ** 0.5
     for features, targets in own:  # with gradients, when kept memory is largest
-        player.micro_batch(features, targets, 1 / accumulate, is_last=False)
-    return {"seconds": seconds, "cable_bytes": cable_bytes, "kept_bytes": player.kept_bytes(), "error": away / moved}
+        competitor.micro_batch(features, targets, 1 / accumulate, is_last=False)
+    return {
+        "seconds": seconds,
+        "cable_bytes": cable_bytes,
+        "kept_bytes": competitor.kept_bytes(),
+        "error": away / moved,
+    }
 
 
 def computing_s(rank: int, accumulate: int) -> float:
@@ -103,12 +108,12 @@ def main(path: Path, rank: int) -> None:
         "within_bps": measured.intra_bps,
         "across_bps": measured.inter_bps,
         "computing_s": computing_s(rank, given["accumulate"]),
-        "players": {name: [] for name in given["players"]},
+        "competitors": {name: [] for name in given["competitors"]},
     }
     for repetition in range(given["repetitions"]):
-        for name in given["players"]:
+        for name in given["competitors"]:
             found = played(name, rank, given["accumulate"], expected)
-            result["players"][name].append(found)
+            result["competitors"][name].append(found)
             if rank == 0:
                 print(f"repetition {repetition + 1}: {name}: {found['seconds']:.2f} s a step", flush=True)
     (Path(given["folder"]) / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")

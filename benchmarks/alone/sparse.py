@@ -73,14 +73,16 @@ def step(width: int, density: float, products: str) -> Callable[[], None]:
     return take
 
 
-def in_turn(players: dict[str, Callable[[], None]], repetitions: int) -> Result:
+def in_turn(competitors: dict[str, Callable[[], None]], repetitions: int) -> Result:
     """Return seconds per call, and ratios of adjacent wall-clock and process times; the first repetition is a warm-
     up.
     """
-    calls = {name: _calls(play) for name, play in players.items()}
-    taken = [{name: _timed(play, calls[name]) for name, play in players.items()} for _ in range(repetitions + 1)][1:]
+    calls = {name: _calls(play) for name, play in competitors.items()}
+    taken = [{name: _timed(play, calls[name]) for name, play in competitors.items()} for _ in range(repetitions + 1)][
+        1:
+    ]
     return {
-        **{f"{name}_s": dispersion([each[name][0] for each in taken]) for name in players},
+        **{f"{name}_s": dispersion([each[name][0] for each in taken]) for name in competitors},
         "ratio": dispersion([each["csr"][0] / each["dense"][0] for each in taken]),
         "cpu_ratio": dispersion([each["csr"][1] / each["dense"][1] for each in taken]),
     }
@@ -102,15 +104,15 @@ def _layers(repetitions: int) -> Iterator[Result]:
     for rows in ROWS:
         for width in WIDTHS:
             for density in DENSITIES:
-                players, by_rule = layer(width, density, rows)
-                found = in_turn(players, repetitions)
+                competitors, by_rule = layer(width, density, rows)
+                found = in_turn(competitors, repetitions)
                 yield {"rows": rows, "width": width, "density": density, "csr_by_rule": by_rule, **found}
 
 
 def _steps(repetitions: int) -> Iterator[Result]:
     for width, density in STEPS:
-        players = {products: step(width, density, products) for products in ("dense", "csr")}
-        yield {"width": width, "density": density, **in_turn(players, repetitions)}
+        competitors = {products: step(width, density, products) for products in ("dense", "csr")}
+        yield {"width": width, "density": density, **in_turn(competitors, repetitions)}
 
 
 def measure(path: Path, *, repetitions: int) -> None:

@@ -29,12 +29,12 @@ from fedsign.workload import Workload
 
 NAME = "sparse_clients"
 SHARES, BATCH, LENGTH, WIDTH, STEPS = (4, 16, 64), 8, 128, 256, 20
-PLAYERS = ["dense", *(f"{kind} 1/{share}" for share in SHARES for kind in ("masked", "packed"))]
+COMPETITORS = ["dense", *(f"{kind} 1/{share}" for share in SHARES for kind in ("masked", "packed"))]
 
 
-def experiment(player: str) -> ExperimentConfig:
+def experiment(competitor: str) -> ExperimentConfig:
     """Return a competitor's experiment."""
-    kind, _, share = player.partition(" 1/")
+    kind, _, share = competitor.partition(" 1/")
     optimizer = "packed_adamw" if kind == "packed" else "adamw"
     return from_dict(
         {
@@ -61,8 +61,8 @@ def experiment(player: str) -> ExperimentConfig:
 class Client:
     """A client that has received the initial model."""
 
-    def __init__(self, player: str, states: ClientStore) -> None:
-        workload = Workload(experiment(player))
+    def __init__(self, competitor: str, states: ClientStore) -> None:
+        workload = Workload(experiment(competitor))
         self._trainer, self._states = SequentialTrainer(workload), states
         self._request = TrainRequest(
             round=1,
@@ -80,33 +80,35 @@ class Client:
         reply = self._trainer.train(self._request, self._states)
         taken = (time.perf_counter() - began) / STEPS, (time.process_time() - own) / STEPS
         if sum(tensor.nbytes for tensor in reply.tensors.values()) != self.num_bytes:
-            raise RuntimeError("a client sent other bytes than it received, so that the players cannot be compared.")
+            raise RuntimeError(
+                "a client sent other bytes than it received, so that the competitors cannot be compared."
+            )
         return taken
 
 
 def measure(path: Path, *, repetitions: int) -> None:
     """Play all competitors in turn, after a warm-up turn."""
     before = machine()
-    taken: dict[str, list[tuple[float, float]]] = {player: [] for player in PLAYERS}
+    taken: dict[str, list[tuple[float, float]]] = {competitor: [] for competitor in COMPETITORS}
     with TemporaryDirectory() as folder:
-        clients = {player: Client(player, ClientStore(Path(folder) / player)) for player in PLAYERS}
+        clients = {competitor: Client(competitor, ClientStore(Path(folder) / competitor)) for competitor in COMPETITORS}
         for repetition in range(repetitions + 1):
-            for player, client in clients.items():
+            for competitor, client in clients.items():
                 seconds = client.step_s()
                 if repetition:
-                    taken[player].append(seconds)
-                    print(f"{NAME}: {player} {1000 * seconds[0]:.0f} ms a step", flush=True)
+                    taken[competitor].append(seconds)
+                    print(f"{NAME}: {competitor} {1000 * seconds[0]:.0f} ms a step", flush=True)
     result: dict[str, Any] = {
         **result_head(NAME, "Sparse clients", before, repetitions),
         "threads": torch.get_num_threads(),
-        "bytes": {player: client.num_bytes for player, client in clients.items()},
-        "step_s": {player: dispersion([wall for wall, _ in values]) for player, values in taken.items()},
-        "step_ratio": {player: _ratio(values, taken["dense"], 0) for player, values in taken.items()},
-        "cpu_ratio": {player: _ratio(values, taken["dense"], 1) for player, values in taken.items()},
+        "bytes": {competitor: client.num_bytes for competitor, client in clients.items()},
+        "step_s": {competitor: dispersion([wall for wall, _ in values]) for competitor, values in taken.items()},
+        "step_ratio": {competitor: _ratio(values, taken["dense"], 0) for competitor, values in taken.items()},
+        "cpu_ratio": {competitor: _ratio(values, taken["dense"], 1) for competitor, values in taken.items()},
     }
     write_result(path, result)
-    for player, ratio in result["step_ratio"].items():
-        print(f"{NAME}: {player}: {ratio['median']:.3f} of a dense step")
+    for competitor, ratio in result["step_ratio"].items():
+        print(f"{NAME}: {competitor}: {ratio['median']:.3f} of a dense step")
 
 
 def _ratio(mine: list[tuple[float, float]], dense: list[tuple[float, float]], of: int) -> dict[str, float]:

@@ -15,17 +15,19 @@ import pytest
 import torch
 
 from benchmarks import docs, rooms
+from benchmarks.competitors import BARE, COMPETITORS, Competitor, competitor_named
 from benchmarks.export import export
 from benchmarks.measure import Record, dispersion, play, play_once, round_s, summarized
-from benchmarks.players import BARE, PLAYERS, Player, player_named
+from benchmarks.tables import FORMER
 from benchmarks.task import Task
-from benchmarks.works import all_works
+from benchmarks.workloads import all_workloads
 from fedsign.config import from_dict
+from fedsign.former_names import current_record
 from fedsign.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 RESULTS = docs.result_files()
-WORKS = all_works()
+WORKS = all_workloads()
 SMALL = replace(WORKS["w1"], experiment={**WORKS["w1"].experiment, "rounds": 3}, warm_up_rounds=1, min_accuracy=0.0)
 
 
@@ -43,21 +45,21 @@ def test_the_page_and_its_pictures_are_what_the_results_make() -> None:
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_a_result_says_when_on_what_and_how_often_it_was_measured(path: Path) -> None:
-    result = json.loads(path.read_text(encoding="utf-8"))
+    result = current_record(json.loads(path.read_text(encoding="utf-8")), FORMER)
     assert result["date"] and result["repetitions"] >= 1
     assert {"torch", "flwr", "numpy", "python", "fedsign"} <= result["machine"]["versions"].keys()
     assert result["machine"]["processor"] and result["machine"]["cores"] >= 1 and "load_before" in result["machine"]
     for row in result.get("rows", []):
         assert "not_played" in row or spreads_are_ordered(row)
-    assert {row["player"] for row in result.get("rows", [])} <= {player.name for player in PLAYERS}
+    assert {row["competitor"] for row in result.get("rows", [])} <= {competitor.name for competitor in COMPETITORS}
 
 
 def fabricated(**round_s: float) -> dict[str, Any]:
-    """A result of W1 in which each player takes so long a round, and FedLab could not be installed."""
-    titles = {player.name: player.title for player in PLAYERS}
+    """A result of W1 in which each competitor takes so long a round, and FedLab could not be installed."""
+    titles = {competitor.name: competitor.title for competitor in COMPETITORS}
     rows = [
         {
-            "player": name,
+            "competitor": name,
             "title": titles[name],
             **{key: dispersion([value]) for key in ("round_s", "mean_round_s", "first_round_s", "start_s")},
             "ratio_to_bare_loop": dispersion([value / round_s[BARE]]),
@@ -70,11 +72,13 @@ def fabricated(**round_s: float) -> dict[str, Any]:
         }
         for name, value in round_s.items()
     ]
-    rows.append({"player": "fedlab", "title": titles["fedlab"], "not_played": "cannot be installed: no such package"})
+    rows.append(
+        {"competitor": "fedlab", "title": titles["fedlab"], "not_played": "cannot be installed: no such package"}
+    )
     versions = {"python": "3", "fedsign": "0", "torch": "2", "flwr": "1", "numpy": "2"}
     machine = {"processor": "abacus", "cores": 2, "memory_gb": 1, "load_before": 3.0, "versions": versions}
     arithmetic = {"flops_per_round": 1e6, "flops_per_s": 1e9, "s_per_round": 1e-3}
-    common = {"work": "w1", "title": "W1", "about": "...", "curve": None, "device": "cpu", "date": "2030-01-01"}
+    common = {"workload": "w1", "title": "W1", "about": "...", "curve": None, "device": "cpu", "date": "2030-01-01"}
     warm_up = {"repetitions": 1, "rounds": 5}
     return {**common, "repetitions": 1, "warm_up": warm_up, "machine": machine, "arithmetic": arithmetic, "rows": rows}
 
@@ -111,7 +115,7 @@ def test_a_works_experiment_is_one(name: str) -> None:
     work = WORKS[name]
     config = from_dict(work.experiment)
     assert config.rounds > work.warm_up_rounds
-    assert all(player_named(name) for name in work.players)
+    assert all(competitor_named(name) for name in work.competitors)
 
 
 @pytest.mark.parametrize("name", ["w1", "w2", OF_IMAGES])
@@ -130,7 +134,7 @@ def test_the_plain_network_is_fedsigns_model(name: str, tmp_path: Path) -> None:
 def test_the_loop_the_floor_and_both_paths_of_ours_learn_the_same(tmp_path: Path) -> None:
     folder = export(SMALL, tmp_path)
     losses = {
-        name: play_once(player_named(name), folder, tmp_path, device="cpu")["loss"]
+        name: play_once(competitor_named(name), folder, tmp_path, device="cpu")["loss"]
         for name in (BARE, "floor", "sequential", "cohort")
     }
     task = Task(folder)
@@ -141,12 +145,12 @@ def test_the_loop_the_floor_and_both_paths_of_ours_learn_the_same(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_player_that_cannot_play_is_a_row_that_says_why(tmp_path: Path) -> None:
+def test_a_competitor_that_cannot_play_is_a_row_that_says_why(tmp_path: Path) -> None:
     folder = export(SMALL, tmp_path)
-    broken = Player(name="broken", title="broken", module="ours", settings={"engine": {"nonesuch": 2}})
-    refused = Player(name="refused", title="refused", module="ours", refused={SMALL.name: "it has no disk"})
+    broken = Competitor(name="broken", title="broken", module="ours", settings={"engine": {"nonesuch": 2}})
+    refused = Competitor(name="refused", title="refused", module="ours", refused={SMALL.name: "it has no disk"})
     quick = {"device": "cpu", "repetitions": 1, "until": time.monotonic() + 600, "say": lambda text: None}
-    rows = summarized(SMALL, play(SMALL, [player_named(BARE), broken, refused], folder, tmp_path, **quick))
+    rows = summarized(SMALL, play(SMALL, [competitor_named(BARE), broken, refused], folder, tmp_path, **quick))
     assert rows[0]["ratio_to_bare_loop"]["median"] == 1.0
     assert "nonesuch" in rows[1]["not_played"]
     assert rows[2]["not_played"] == "it has no disk"
@@ -157,8 +161,8 @@ def test_a_ratio_is_of_neighbors_in_time() -> None:
         last = {"loss": 1.0, "accuracy": 1.0, "start_s": 0.0, "peak_bytes": 0, "threads": 1, "versions": {}}
         return {"wall_s": [9.0, seconds, seconds], "cpu_s": [9.0, seconds, seconds], **last}
 
-    bare = Record(player_named(BARE), plays=[played(1.0), played(10.0), played(2.0)])
-    other = Record(player_named("cohort"), plays=[played(2.0), played(10.0), played(6.0)])
+    bare = Record(competitor_named(BARE), plays=[played(1.0), played(10.0), played(2.0)])
+    other = Record(competitor_named("cohort"), plays=[played(2.0), played(10.0), played(6.0)])
     row = summarized(SMALL, [bare, other])[1]
     assert round_s(SMALL, played(1.0)) == 1.0, "the first round is left out"
     assert row["ratio_to_bare_loop"] == dispersion([2.0, 1.0, 3.0])
@@ -188,7 +192,7 @@ def test_a_rule_names_a_file_that_is_there(folder: str) -> None:
 @pytest.mark.slow
 def test_a_profile_accounts_for_the_rounds(tmp_path: Path) -> None:
     found = play_once(
-        player_named("sequential"), export(SMALL, tmp_path), tmp_path, device="cpu", settings={"profile": 30}
+        competitor_named("sequential"), export(SMALL, tmp_path), tmp_path, device="cpu", settings={"profile": 30}
     )
     profile, rounds = found["profile"], found["cpu_s"]
     assert set(profile) <= set(rooms.ROOMS) and profile["training"] > 0
@@ -197,8 +201,8 @@ def test_a_profile_accounts_for_the_rounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_knows_its_works_and_players() -> None:
-    for wrong in (["--works", "w9"], ["--works", "w1", "--players", "nobody"]):
+def test_the_command_knows_its_works_and_competitors() -> None:
+    for wrong in (["--workloads", "w9"], ["--workloads", "w1", "--competitors", "nobody"]):
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks", *wrong], cwd=ROOT, capture_output=True, text=True, check=False
         )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.players.stopwatch import Stopwatch, arguments
+from benchmarks.competitors.stopwatch import Stopwatch, arguments
 from benchmarks.task import Task
 
 
@@ -26,7 +26,7 @@ def main() -> None:
     from fedlab.core.standalone import StandalonePipeline
 
     logging.disable(logging.INFO)
-    task, watch = Task(given.work, torch.device(given.device)), Stopwatch()
+    task, watch = Task(given.workload, torch.device(given.device)), Stopwatch()
     cuda = task.device.type == "cuda"
 
     class Handler(SyncServerHandler):  # type: ignore[misc]

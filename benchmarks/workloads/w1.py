@@ -1,8 +1,8 @@
 """W1: many tiny clients, where launching small operations takes nearly all the time."""
 
-from benchmarks.works import Work
+from benchmarks.workloads import BenchmarkWorkload
 
-W1 = Work(
+W1 = BenchmarkWorkload(
     name="w1",
     title="W1: digits, 100 small clients, an MLP",
     about="1,437 images of 8x8 dealt out to 100 clients by Dirichlet(0.5), 10 clients a round, an MLP 64-64-10 (4,810 "

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch.nn import functional
 
-from benchmarks.players.stopwatch import Stopwatch, arguments
+from benchmarks.competitors.stopwatch import Stopwatch, arguments
 from benchmarks.task import Task
 
 
@@ -36,7 +36,7 @@ class FixedCohorts(FedAvg):
         common = {
             **config,
             "server-round": server_round,
-            "work": str(self._task.folder),
+            "workload": str(self._task.folder),
             "device": str(self._task.device),
         }
         return [
@@ -73,7 +73,7 @@ def train(message: Message, context: Context) -> Message:
     """Play a client's round."""
     content: Any = message.content
     config = content["config"]
-    task, network = actors_own(config["work"], config["device"])
+    task, network = actors_own(config["workload"], config["device"])
     network.load_state_dict(content["arrays"].to_torch_state_dict())
     network.train()
     optimizer = torch.optim.SGD(network.parameters(), lr=task.lr)
@@ -88,7 +88,7 @@ def train(message: Message, context: Context) -> Message:
 def main() -> None:
     """Play the workload."""
     given = arguments()
-    task, watch = Task(given.work, torch.device(given.device)), Stopwatch()
+    task, watch = Task(given.workload, torch.device(given.device)), Stopwatch()
     network, found = task.make_network(), {}
     actors = given.settings.get("actors", 2)
     server_app = ServerApp()
@@ -118,6 +118,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks.players import flower_ray  # imported by name, since Ray's actors unpickle by module name
+    from benchmarks.competitors import flower_ray  # imported by name, since Ray's actors unpickle by module name
 
     flower_ray.main()

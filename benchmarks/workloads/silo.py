@@ -1,6 +1,6 @@
 """Cross-silo: few clients, all of them in every round, with a large model. The large workload is for GPUs."""
 
-from benchmarks.works import Work
+from benchmarks.workloads import BenchmarkWorkload
 
 _EXPERIMENT = {
     "name": "silo",
@@ -14,7 +14,7 @@ _EXPERIMENT = {
 }
 _NETWORK = "ResNet-18 with a start for small images (11.2 M parameters)"
 
-SILO = Work(
+SILO = BenchmarkWorkload(
     name="silo",
     title="Cross-silo: ResNet-18, 10 clients",
     about=(
@@ -27,7 +27,7 @@ SILO = Work(
     devices=("cpu",),
 )
 
-SILO_LARGE = Work(
+SILO_LARGE = BenchmarkWorkload(
     name="silo-large",
     title="Cross-silo: ResNet-18, 10 clients of 2,000",
     about=(

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class BenchmarkWorkload:
     """A workload. `experiment` holds changes to FedSign's default experiment."""
 
     name: str
@@ -20,18 +20,18 @@ class Work:
     network: str  # a function of benchmarks.networks, for competitors without FedSign's models
     network_settings: dict[str, Any] = field(default_factory=dict)
     warm_up_rounds: int = 1  # of each repetition, excluded from its statistics
-    players: tuple[str, ...] = ()  # empty: all
+    competitors: tuple[str, ...] = ()  # empty: all
     min_accuracy: float  # below this, the competitor has not learned
     loss_tolerance: float | None = None  # relative to the bare loop; None: dropout draws differ
     devices: tuple[str, ...] = ("cpu", "cuda")
     curve: tuple[str, float] | None = None  # axis and position, for a point of a scaling curve
 
 
-def all_works() -> dict[str, Work]:
+def all_workloads() -> dict[str, BenchmarkWorkload]:
     """Return all workloads by name, in the order of play."""
-    from benchmarks.works.scaling import CURVES
-    from benchmarks.works.silo import SILO, SILO_LARGE
-    from benchmarks.works.w1 import W1
-    from benchmarks.works.w2 import W2
+    from benchmarks.workloads.scaling import CURVES
+    from benchmarks.workloads.silo import SILO, SILO_LARGE
+    from benchmarks.workloads.w1 import W1
+    from benchmarks.workloads.w2 import W2
 
     return {work.name: work for work in (W1, W2, SILO, SILO_LARGE, *CURVES)}

@@ -41,7 +41,7 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=RATE)
 
 
-class Player(Protocol):
+class Competitor(Protocol):
     """A way to train."""
 
     def micro_batch(self, features: Tensor, targets: Tensor, share: float, *, is_last: bool) -> None:
@@ -130,20 +130,20 @@ def _whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def ddp() -> Player:
+def ddp() -> Competitor:
     """DDP, communicating gradients once per step."""
     model = DistributedDataParallel(make_model())
     return Torchs(model, adamw(model.parameters()), lambda is_last: nullcontext() if is_last else model.no_sync())
 
 
-def zero_1() -> Player:
+def zero_1() -> Competitor:
     """DDP with ZeroRedundancyOptimizer, which partitions optimizer states by whole parameters."""
     model = DistributedDataParallel(make_model())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=RATE)
     return Torchs(model, optimizer, lambda is_last: nullcontext() if is_last else model.no_sync())
 
 
-def fsdp(*, mesh: tuple[int, ...] = (), keeps_parameters: bool = False, syncs_once: bool = False) -> Player:
+def fsdp(*, mesh: tuple[int, ...] = (), keeps_parameters: bool = False, syncs_once: bool = False) -> Competitor:
     """FSDP2. A 2-D mesh shards within groups. Parameters kept throughout a step make it ZeRO-2."""
     shape = mesh or (dist.get_world_size(),)
     grid = init_device_mesh("cpu", shape, mesh_dim_names=("across", "within")[-len(shape) :])
@@ -163,11 +163,11 @@ def fsdp(*, mesh: tuple[int, ...] = (), keeps_parameters: bool = False, syncs_on
     return Torchs(model, adamw(model.parameters()), syncs)
 
 
-def _ours(strategy: str, rings: Rings = Rings.TWO_LEVEL) -> Callable[[], Player]:
+def _ours(strategy: str, rings: Rings = Rings.TWO_LEVEL) -> Callable[[], Competitor]:
     return lambda: Ours(strategy, rings)
 
 
-PLAYERS: Mapping[str, Callable[[], Player]] = {
+COMPETITORS: Mapping[str, Callable[[], Competitor]] = {
     **{name: _ours(name) for name in STRATEGIES},
     "NNN flat": _ours("NNN", Rings.FLAT),
     "NGG flat": _ours("NGG", Rings.FLAT),

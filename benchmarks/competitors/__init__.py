@@ -1,6 +1,6 @@
 """The table of competitors. To add one, add a value here, and a module if it runs in a new way.
 
-`module` is a file of this folder, started as `python -m benchmarks.players.<module>` by the competitor's own Python.
+`module` is a file of this folder, started as `python -m benchmarks.competitors.<module>` by the competitor's own Python.
 `settings` are passed to it; for `ours` they are changes to the workload's experiment.  `environment` names the
 requirements in benchmarks/peers; None is FedSign's own Python.
 """
@@ -10,10 +10,10 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Player:
+class Competitor:
     """A row of every table. `refused`: workloads that it cannot play, with the reason.
 
-    `works`: the workloads it is meant for. A competitor of another precision is excluded where all must reach the same
+    `workloads`: the workloads it is meant for. A competitor of another precision is excluded where all must reach the same
     loss.
     """
 
@@ -25,7 +25,7 @@ class Player:
     one_process: bool = True  # if so, its processor time is complete and comparable
     refused: dict[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "cuda")
-    works: tuple[str, ...] = ()  # empty: all
+    workloads: tuple[str, ...] = ()  # empty: all
 
 
 BARE = "bare_loop"
@@ -33,46 +33,46 @@ FLOOR = "floor"
 
 LARGE_MODELS = ("w2", "silo", "silo-large")
 
-PLAYERS: tuple[Player, ...] = (
-    Player(name=BARE, title="bare PyTorch loop", module="bare_loop"),
-    Player(name=FLOOR, title="floor", module="floor"),
-    Player(name="sequential", title="ours, sequential", module="ours", settings={"client": {"path": "sequential"}}),
-    Player(name="cohort", title="ours, cohort", module="ours", settings={"client": {"path": "cohort"}}),
-    Player(
+COMPETITORS: tuple[Competitor, ...] = (
+    Competitor(name=BARE, title="bare PyTorch loop", module="bare_loop"),
+    Competitor(name=FLOOR, title="floor", module="floor"),
+    Competitor(name="sequential", title="ours, sequential", module="ours", settings={"client": {"path": "sequential"}}),
+    Competitor(name="cohort", title="ours, cohort", module="ours", settings={"client": {"path": "cohort"}}),
+    Competitor(
         name="workers_2",
         title="ours, 2 workers",
         module="ours",
         settings={"client": {"path": "sequential"}, "engine": {"workers": 2}},
         one_process=False,
         devices=("cpu",),
-        works=LARGE_MODELS,
+        workloads=LARGE_MODELS,
     ),
-    Player(
+    Competitor(
         name="bf16",
         title="ours, bf16",
         module="ours",
         settings={"client": {"path": "sequential"}, "engine": {"precision": "bf16"}},
-        works=LARGE_MODELS,
+        workloads=LARGE_MODELS,
     ),
-    Player(
+    Competitor(
         name="bf16_workers_2",
         title="ours, 2 x bf16",
         module="ours",
         settings={"client": {"path": "sequential"}, "engine": {"precision": "bf16", "workers": 2}},
         one_process=False,
         devices=("cpu",),
-        works=LARGE_MODELS,
+        workloads=LARGE_MODELS,
     ),
-    Player(
+    Competitor(
         name="tf32",
         title="ours, TF32",
         module="ours",
         settings={"client": {"path": "sequential"}, "engine": {"tf32": True}},
         devices=("cuda",),
-        works=LARGE_MODELS,
+        workloads=LARGE_MODELS,
     ),
-    Player(name="pfl_1", title="pfl-research", module="pfl_research", environment="pfl", settings={"processes": 1}),
-    Player(
+    Competitor(name="pfl_1", title="pfl-research", module="pfl_research", environment="pfl", settings={"processes": 1}),
+    Competitor(
         name="pfl_2",
         title="pfl, 2 processes",
         module="pfl_research",
@@ -80,8 +80,8 @@ PLAYERS: tuple[Player, ...] = (
         settings={"processes": 2},
         one_process=False,
     ),
-    Player(name="fedlab", title="FedLab, serial", module="fedlab_serial", environment="fedlab"),
-    Player(
+    Competitor(name="fedlab", title="FedLab, serial", module="fedlab_serial", environment="fedlab"),
+    Competitor(
         name="flower_ray",
         title="Flower on Ray, 2",
         module="flower_ray",
@@ -92,9 +92,9 @@ PLAYERS: tuple[Player, ...] = (
 )
 
 
-def player_named(name: str) -> Player:
+def competitor_named(name: str) -> Competitor:
     """Return a competitor by name."""
-    found = {player.name: player for player in PLAYERS}
+    found = {competitor.name: competitor for competitor in COMPETITORS}
     if name not in found:
-        raise SystemExit(f"there is no player '{name}'; expected one of {', '.join(found)}.")
+        raise SystemExit(f"there is no competitor '{name}'; expected one of {', '.join(found)}.")
     return found[name]

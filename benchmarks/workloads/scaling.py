@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from benchmarks.works import Work
+from benchmarks.workloads import BenchmarkWorkload
 
-_PLAYERS = ("bare_loop", "floor", "sequential", "cohort", "pfl_1", "fedlab")
+_COMPETITORS = ("bare_loop", "floor", "sequential", "cohort", "pfl_1", "fedlab")
 _PER_CLIENT = 20
 
 
@@ -28,14 +28,14 @@ def _points(num_clients: int, cohort_size: int, hidden: list[int], per_client: i
         "network": "mlp",
         "network_settings": {"hidden": hidden},
         "warm_up_rounds": 2,
-        "players": _PLAYERS,
+        "competitors": _COMPETITORS,
         "min_accuracy": 0.3,
         "loss_tolerance": 1e-3,
     }
 
 
 COHORTS = tuple(
-    Work(
+    BenchmarkWorkload(
         name=f"cohort-size-{size}",
         title=f"Cohort of {size}",
         about=f"{size} of 1,000 clients a round, 20 samples each, MLP 64-64-10, batches of 16, 10 rounds.",
@@ -46,7 +46,7 @@ COHORTS = tuple(
 )
 
 POPULATIONS = tuple(
-    Work(
+    BenchmarkWorkload(
         name=f"population-{size}",
         title=f"Population of {size:,}",
         about=f"10 of {size:,} clients a round, 4 samples each, MLP 16-64-10, batches of 16, 10 rounds.",
@@ -57,7 +57,7 @@ POPULATIONS = tuple(
 )
 
 MODELS = tuple(
-    Work(
+    BenchmarkWorkload(
         name=f"model-size-{'-'.join(map(str, hidden))}",
         title=f"MLP with {' and '.join(map(str, hidden))} hidden units",
         about=f"10 of 1,000 clients a round, 20 samples each, batches of 16, 10 rounds; {parameters:,} parameters.",

@@ -1,8 +1,8 @@
 """W2: convolutions, where arithmetic takes nearly all the time; the model of pfl-research's own comparison."""
 
-from benchmarks.works import Work
+from benchmarks.workloads import BenchmarkWorkload
 
-W2 = Work(
+W2 = BenchmarkWorkload(
     name="w2",
     title="W2: CIFAR-shaped images, 200 clients, a CNN",
     about=(

@@ -62,7 +62,7 @@ class Stopwatch:
 def arguments() -> argparse.Namespace:
     """Parse what the driver passes to a competitor."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--work", type=Path, required=True, help="the folder of the exported work")
+    parser.add_argument("--workload", type=Path, required=True, help="the folder of the exported work")
     parser.add_argument("--out", type=Path, required=True, help="where the lines go")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--settings", type=json.loads, default={})

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.players.stopwatch import Stopwatch, arguments
+from benchmarks.competitors.stopwatch import Stopwatch, arguments
 from benchmarks.task import Task
 
 _RANK, _ADDRESSES = "PFL_WORKER_RANK", "PFL_WORKER_ADDRESSES"
@@ -61,7 +61,7 @@ def play(given: Any, *, watch: Stopwatch) -> None:
     from pfl.metrics import Metrics, Weighted
     from pfl.model.pytorch import PyTorchModel
 
-    task = Task(given.work, torch.device(given.device))
+    task = Task(given.workload, torch.device(given.device))
 
     class Net(nn.Module):
         """The interface that pfl expects of a network: `loss` and `metrics`."""

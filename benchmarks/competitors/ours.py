@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import rooms
-from benchmarks.players.stopwatch import Stopwatch, arguments
+from benchmarks.competitors.stopwatch import Stopwatch, arguments
 from fedsign.config import ExperimentConfig, merged
 from fedsign.storage.results import Record, RunFolder
 from simulations import run
@@ -36,7 +36,7 @@ def main() -> None:
     watch = Stopwatch()
     settings = dict(given.settings)
     profiled = settings.pop("profile", False)
-    task = json.loads((given.work / "task.json").read_text(encoding="utf-8"))
+    task = json.loads((given.workload / "task.json").read_text(encoding="utf-8"))
     experiment = merged(task["experiment"], settings)
     with tempfile.TemporaryDirectory() as root:
         experiment = merged(experiment, {"engine": {"device": given.device}, "results": {"root": str(Path(root))}})

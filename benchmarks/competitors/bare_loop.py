@@ -7,14 +7,14 @@ ratios.
 import torch
 from torch.nn import functional
 
-from benchmarks.players.stopwatch import Stopwatch, arguments
+from benchmarks.competitors.stopwatch import Stopwatch, arguments
 from benchmarks.task import Task
 
 
 def main() -> None:
     """Play the workload."""
     given = arguments()
-    task, watch = Task(given.work, torch.device(given.device)), Stopwatch()
+    task, watch = Task(given.workload, torch.device(given.device)), Stopwatch()
     network = task.make_network()
     served = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     task.clients if task.num_clients <= 10_000 else task.train  # noqa: B018 - cached before the clock starts

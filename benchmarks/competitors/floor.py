@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.players.stopwatch import Stopwatch, arguments
+from benchmarks.competitors.stopwatch import Stopwatch, arguments
 from benchmarks.task import Task
 
 Step = tuple[
@@ -26,7 +26,7 @@ _CHAIN = nn.Linear | nn.ReLU | nn.Flatten
 def main() -> None:
     """Play the workload."""
     given = arguments()
-    task, watch = Task(given.work, torch.device(given.device)), Stopwatch()
+    task, watch = Task(given.workload, torch.device(given.device)), Stopwatch()
     network = task.make_network()
     parts = list(network.children())
     layers = [part for part in parts if isinstance(part, nn.Linear)]
