@@ -1,6 +1,6 @@
-"""`make bench`, or: python -m benchmarks [--workloads w1,w2] [--competitors cohort,pfl_1] [--repetitions 5] [--minutes 30]
+"""`make bench`, or: python -m benchmarks [--workloads w1] [--competitors cohort,pfl_1] [--repetitions 5] [--minutes 30]
 
-Writes one result per workload to benchmarks/results/<device>/<work>.json. `python -m benchmarks.docs` then writes
+Writes one result per workload to benchmarks/results/<device>/<workload>.json. `python -m benchmarks.docs` then writes
 docs/benchmarks.md.
 """
 

@@ -34,38 +34,29 @@ _HEAD = """\
 
 <!-- Written by `python -m benchmarks.docs` from benchmarks/results; do not edit. -->
 
-FedSign beside other simulators and beside a bare PyTorch loop, on the same workloads. Every competitor runs in a process of \
-its own,
-in turn with the others, so that a busy minute of the machine hits all of them; each in its own environment with the \
-same torch, and
-with one thread for each process that computes. One repetition warms up and is dropped, and the first rounds of each \
-too.
+FedSign compared with other simulators and a bare PyTorch loop on the same workloads. Each competitor runs in its own
+process and environment, with the same torch and one thread per computing process. Competitors take turns, so that
+background load affects all of them. The first repetition is a warm-up and dropped; so are the first rounds of each.
 
-All train the same clients on the same batches from the same first parameters. *Learned* says that the accuracy has \
-passed the
-work's threshold and, where nothing is drawn at random, that the loss is the bare loop's to the work's tolerance.
+All train the same clients on the same batches from the same initial parameters. *Learned* means that the accuracy
+passed the workload's threshold and, for deterministic workloads, that the loss agrees with the bare loop's within the
+workload's tolerance.
 
-Ours is timed as `fedsign run` plays it: evaluation and a line on disk in every round, checkpoints and progress bar as \
-by default.
-The bare loop writes and checks nothing, and neither do the peers as they are set up here.
+FedSign is timed as in `fedsign run`: evaluation and a record on disk every round, checkpoints, and progress display
+as by default. The bare loop and the other simulators, as set up here, write and check nothing.
 
-- **x loop**: the median round over the bare loop's of the same repetition; the median of the repetitions, and the \
-range.
-- **CPU**: the same ratio of the process's processor time, which a busy machine disturbs less; for competitors of one \
-process.
-- **mean**: the mean round, which holds what happens in some rounds only, such as checkpoints.
-- **first**: the first round alone. **start**: from the process's start to the first round.
-- **repeats**: whether all repetitions ended with the same loss, to the last bit.
+- **x loop**: median round time divided by the bare loop's in the same repetition; median and range over repetitions.
+- **CPU**: the same ratio of processor time, which is less sensitive to load; for single-process competitors.
+- **mean**: mean round time, including occasional work such as checkpoints.
+- **first**: the first round. **start**: from process start to the first round.
+- **repeats**: whether all repetitions end with a bit-identical loss.
 
-Again: `make bench`, or a part of it, such as `make bench WORKLOADS=w1 REPETITIONS=7` ([how it \
-workloads](../benchmarks/README.md)).
+To repeat: `make bench`, or one workload: `make bench WORKLOADS=w1 REPETITIONS=7` ([how](../benchmarks/README.md)).
 """
 
 _NUMERICS = """\
-Ours takes cuDNN's repeatable algorithms, and float32 has all its digits. The others compute as torch does by default:
-convolutions in TF32, by algorithms that need not repeat their bits. `engine.tf32=true` takes TF32 for convolutions, \
-and for
-matrix products, too."""
+FedSign uses cuDNN's deterministic algorithms and full float32. The others use torch's defaults: TF32 convolutions and
+nondeterministic algorithms. `engine.tf32=true` enables TF32 for convolutions and matrix products."""
 
 
 def main() -> None:

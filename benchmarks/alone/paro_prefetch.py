@@ -1,7 +1,6 @@
 """PaRO with and without prefetching, where computation and communication take about equally long.
 
-    python -m benchmarks.alone.paro_prefetch SETTINGS.json RANK      (a rank; `make bench WORKLOADS=paro_prefetch` starts
-    them)
+    python -m benchmarks.alone.paro_prefetch SETTINGS.json RANK  (started by `make bench WORKLOADS=paro_prefetch`)
 
 The network is `benchmarks.alone.paro_network`'s. The model is a stack of matrices in units of 2.4 MB, whose blocks are
 larger than the bucket's burst.  Each strategy takes the same steps with and without prefetching, in turn, and both end

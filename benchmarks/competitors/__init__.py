@@ -1,6 +1,6 @@
 """The table of competitors. To add one, add a value here, and a module if it runs in a new way.
 
-`module` is a file of this folder, started as `python -m benchmarks.competitors.<module>` by the competitor's own Python.
+`module` is a file in this folder, run as `python -m benchmarks.competitors.<module>` by the competitor's Python.
 `settings` are passed to it; for `ours` they are changes to the workload's experiment.  `environment` names the
 requirements in benchmarks/peers; None is FedSign's own Python.
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Competitor:
-    """A row of every table. `refused`: workloads that it cannot play, with the reason.
+    """A row of every table.
 
-    `workloads`: the workloads it is meant for. A competitor of another precision is excluded where all must reach the same
-    loss.
+    `workloads`: those it is meant for.  `refused`: those it cannot run, with the reason.  A competitor of another
+    precision is excluded where all must reach the same loss.
     """
 
     name: str
