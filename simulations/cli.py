@@ -264,8 +264,8 @@ def main() -> None:
             _leave(f"[bold red]Error:[/] {escaped(str(error))}", error.exit_code)
         message = next(iter(str(error).strip().splitlines()), "no message")
         _leave(
-            f"[bold red]Error:[/] unexpected {type(error).__name__}: {escaped(message)}; this is a defect of FedSign "
-            f"or of your own module: rerun with {TRACEBACK}=1 to see where",
+            f"[bold red]Error:[/] unexpected {type(error).__name__}: {escaped(message)}; this is a bug in FedSign "
+            f"or in your module: rerun with {TRACEBACK}=1 to see where",
             1,
         )
 

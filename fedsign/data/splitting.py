@@ -20,7 +20,7 @@ def train_test(num_samples: int, seed: int, test_fraction: float) -> tuple[IntAr
     if not 0 < num_train < num_samples:
         raise DataError(
             f"data.test_fraction={test_fraction} of {num_samples} samples leaves {num_train} for training; expected "
-            "is at least one for training and one for the test: change the fraction."
+            "at least one for training and one for the test: change the fraction."
         )
     return order[:num_train], order[num_train:]
 

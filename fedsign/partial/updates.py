@@ -67,7 +67,7 @@ class PartialUpdates(UpdateEncoding):
             raise ReplyError(
                 f"the reply's tensors are no part of the model: missing {sorted(self.buffers - names)}, "
                 f"unknown {unknown}; expected "
-                "are all buffers and the parameters that were trained."
+                "all buffers and the parameters that were trained."
             )
         if not names - self.buffers:
             raise ReplyError(

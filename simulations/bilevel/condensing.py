@@ -41,7 +41,7 @@ def condense(config: CondensationConfig, folder: Path) -> tuple[list[Record], li
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ResultsError(
-            f"{folder} holds something already; give another folder with --out, or go on with --resume {folder}."
+            f"{folder} holds something already; give another folder with --out, or resume with --resume {folder}."
         )
     condensation = Condensation(config)
     progress = condensation.begin()

@@ -61,7 +61,7 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
     home.mkdir(exist_ok=True)
     for run in runs_of(federation):
         if not (run.is_played or run.is_over):
-            say(f"a run was interrupted in round {run.round} of {run.num_rounds}; go on with it: {run.how_to_go_on}")
+            say(f"a run was interrupted in round {run.round} of {run.num_rounds}; resume it with: {run.how_to_go_on}")
     tree = {"superlink": {"default": "fedsign", "fedsign": link}}
     (home / "config.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
     _become(federation.server, home, gate)

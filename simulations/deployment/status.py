@@ -52,7 +52,7 @@ def _run(run: PlayedRun, names: Mapping[int, str]) -> Row:
     waiting = [names.get(partition, str(partition)) for partition in run.waiting] if run.is_played else []
     phase = f"{run.what} for {max(time.time() - run.since, 0):.0f} s"
     if not run.is_played:
-        phase = f"interrupted; go on with: {run.how_to_go_on}"
+        phase = f"interrupted; resume with: {run.how_to_go_on}"
     return {
         "run": str(run.run.path),
         "round": f"{run.round}/{run.num_rounds}",

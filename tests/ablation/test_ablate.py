@@ -91,7 +91,7 @@ def test_what_has_been_played_is_not_played_again(played: Comparison) -> None:
     ):
         ablate("fedsign", SMALL, seeds=2, controls=["own-sign"], out=played.path)
     other = {**SMALL, "rounds": 6}
-    with pytest.raises(ResultsError, match="holds another plan: the experiment's configuration is another one;"):
+    with pytest.raises(ResultsError, match="holds another plan: the experiment's configuration differs;"):
         ablate("fedsign", other, seeds=2, controls=SOME, out=played.path)
     with pytest.raises(ConfigError, match="no seed was given"):
         ablate("fedsign", SMALL, seeds=0, out=played.path)
@@ -122,7 +122,7 @@ def test_the_page_and_the_numbers_say_what_the_runs_say(played: Comparison) -> N
     values = {row["key"]: [*row["values"].values()] for row in numbers["rows"]}
     by_hand = np.mean(np.subtract(values["fedsign"], values["own-sign"]))
     assert found.needed is not None and found.needed.mean == pytest.approx(by_hand)
-    for text in ("Parts taken away", "Received signs not kept, log scale", "FedAvg at FedSign’s weight norms"):
+    for text in ("Ablated parts", "Received signs not kept, log scale", "FedAvg at FedSign’s weight norms"):
         assert text in page
     assert all(sentence.replace("'", "&#39;") in page for sentence in found.sentences)
 

@@ -170,7 +170,7 @@ def test_another_plan_is_refused_and_extends_the_folder_if_asked_to(pair: Compar
     before, plan = written(pair), pair.plan
     with pytest.raises(ResultsError, match=r"there holds another plan: seeds were \[0, 1\] there and are \[0, 2\] now"):
         compare(TINY, **{**PAIR, "seeds": [0, 2]})
-    with pytest.raises(ResultsError, match="the experiment's configuration is another one"):
+    with pytest.raises(ResultsError, match="the experiment's configuration differs"):
         compare({**TINY, "rounds": 1}, **PAIR)
     assert pair.plan == plan
     more = compare(TINY, **{**PAIR, "seeds": [0, 2]}, extend=True, workers=1)

@@ -196,7 +196,7 @@ def test_a_reference_that_is_best_is_compared_with_the_next(tmp_path: Path) -> N
 def test_one_seed_claims_no_certainty(tmp_path: Path) -> None:
     summary = a_summary(tmp_path, first=(0.9,), second=(0.95,))
     said = " ".join(headline(summary).sentences)
-    assert "5.00 points above First. One seed has neither an interval nor a test" in said and "better in" not in said
+    assert "5.00 points above First. With one seed there is no interval and no test" in said and "better in" not in said
     page = words(render(summary))
     assert "±" not in page and "With one seed there is no standard deviation and no interval" in page
 

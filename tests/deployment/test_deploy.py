@@ -147,7 +147,7 @@ def test_a_run_goes_on_by_itself_when_its_superlink_is_killed_and_started_again(
     process.wait()
     (interrupted,) = [path.parent for path in folder.glob("relinked/*/*/config.toml") if path != config]
     said = start_superlink(federation)
-    assert f"go on with it: fedsign run --resume {interrupted}" in said.read_text()
+    assert f"resume it with: fedsign run --resume {interrupted}" in said.read_text()
 
 
 def kill_superlink(federation: Federation) -> None:

@@ -163,7 +163,7 @@ def test_an_unexpected_exception_is_one_line_unless_its_place_is_asked_for(
 ) -> None:
     assert left_with(ZeroDivisionError("by [zero]\nand more"), monkeypatch) == 1
     assert capsys.readouterr().err == (
-        "Error: unexpected ZeroDivisionError: by [zero]; this is a bug in FedSign or in your own module: rerun with "
+        "Error: unexpected ZeroDivisionError: by [zero]; this is a bug in FedSign or in your module: rerun with "
         "FEDSIGN_TRACEBACK=1 to see where\n"
     )
     monkeypatch.setenv("FEDSIGN_TRACEBACK", "1")

@@ -204,7 +204,7 @@ def _wait_for(federation: Federation, folder: RunFolder, patience_s: float) -> N
         if time.monotonic() > deadline:
             raise LinkLostError(
                 "the SuperLink ended in the middle of the run, and was not started again within "
-                f"engine.start_timeout_s={patience_s:g}; start it, and go on with 'fedsign run --resume "
+                f"engine.start_timeout_s={patience_s:g}; start it, and resume with 'fedsign run --resume "
                 f"{shlex.quote(str(folder.path))}'."
             )
         time.sleep(_POLL_S)
