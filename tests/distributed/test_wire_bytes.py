@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.alone.paro_players import LAYERS, PER_GROUP, WIDTH
+from benchmarks.alone.paro_competitors import LAYERS, PER_GROUP, WIDTH
 from benchmarks.alone.shaped import DEVICE, Cable, cable
 from fedsign.errors import EngineError
 from fedsign.sharding.account import Flat, step_counts

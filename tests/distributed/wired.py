@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.alone.paro_players import PLAYERS
+from benchmarks.alone.paro_competitors import COMPETITORS
 from benchmarks.alone.paro_rank import batches, take_step
 from benchmarks.alone.shaped import sent
 
 
 def crossed(player: str, *, rank: int, accumulate: int, steps: int) -> list[int]:
     """Bytes and segments that this rank's machine sends in so many steps, after one that opens all connections."""
-    made, own = PLAYERS[player](), batches(rank, accumulate)
+    made, own = COMPETITORS[player](), batches(rank, accumulate)
     take_step(made, own)
     dist.barrier()
     before = sent()

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.alone.paro_network import RANKS, predicted
-from benchmarks.alone.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
+from benchmarks.alone.paro_competitors import COMPETITORS, LAYERS, PER_GROUP, WIDTH
 from benchmarks.alone.paro_rank import alone, batches
 from benchmarks.docs_alone import inversions
 from fedsign.sharding.strategy import STRATEGIES
@@ -35,7 +35,7 @@ def test_memory_is_the_formulas() -> None:
 
 def test_what_is_not_of_paro_is_not_predicted_and_all_of_paro_plays() -> None:
     assert predicted("FSDP2 2-D", **NETWORK) is None
-    assert PLAYERS.keys() >= STRATEGIES.keys()
+    assert COMPETITORS.keys() >= STRATEGIES.keys()
 
 
 def test_an_inversion_is_a_clear_plan_that_did_not_come_true() -> None:
