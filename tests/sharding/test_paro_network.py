@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.alone.paro_network import RANKS, predicted
 from benchmarks.alone.paro_competitors import COMPETITORS, LAYERS, PER_GROUP, WIDTH
+from benchmarks.alone.paro_network import RANKS, predicted
 from benchmarks.alone.paro_rank import alone, batches
 from benchmarks.docs_alone import inversions
 from fedsign.sharding.strategy import STRATEGIES
