@@ -33,6 +33,7 @@ def test_a_command_is_played_or_its_cost_stands_beside_it(page: str) -> None:
     assert not silent, "neither played by a test nor marked with what it costs:\n" + "\n".join(silent)
 
 
+@pytest.mark.needs("bilevel", "cohort", "memory", "reproduction", "sharding", "tuning", "workers")
 @pytest.mark.skipif(bool(absent("names")), reason="a capability's tests and pages were deleted with it")
 def test_the_table_of_played_commands_names_tests_and_commands_that_are_there() -> None:
     everything = [command for page in PAGES for command in commands_of(page)]
