@@ -29,10 +29,14 @@ RECORDS = {  # in results: keys, and texts that are names
 }
 
 
+class FormerNameWarning(FutureWarning):
+    """A former name was used."""
+
+
 def warn(former: str, name: str, *, stacklevel: int = 3) -> None:
     """Warn the caller's caller that a name was changed."""
     said = f"{former} is now {name}; the former name will be removed in 0.3"
-    warnings.warn(said, FutureWarning, stacklevel=stacklevel)
+    warnings.warn(said, FormerNameWarning, stacklevel=stacklevel)
 
 
 def current_path(path: str, *, warns: bool = True) -> str:

@@ -55,12 +55,9 @@ def paired_difference(
     if mean is None:
         return None
     sign, num_pairs = (1 if higher_is_better else -1), len(differences)
-    has_interval = std is not None and not math.isclose(min(differences), max(differences), abs_tol=_ROUNDING)
-    half = (
-        None
-        if std is None or not has_interval
-        else float(stdtrit(num_pairs - 1, 0.5 + _CONFIDENCE / 2)) * std / num_pairs**0.5
-    )
+    half = None
+    if std is not None and not math.isclose(min(differences), max(differences), abs_tol=_ROUNDING):
+        half = float(stdtrit(num_pairs - 1, 0.5 + _CONFIDENCE / 2)) * std / num_pairs**0.5
     return Interval(
         mean=mean,
         low=None if half is None else mean - half,

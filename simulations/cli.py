@@ -8,6 +8,9 @@ import logging
 import os
 import shlex
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,7 +22,7 @@ from fedsign.capabilities import CAPABILITIES
 from fedsign.companions import import_packages
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.extensions import load
-from fedsign.former_names import COMMANDS, KEYS, warn
+from fedsign.former_names import COMMANDS, KEYS, FormerNameWarning, warn
 from simulations.options import ConfigArgument, JsonOption, RunArgument, SetOption, ShowConfigOption, Stopped
 from simulations.printing import escaped, print_json, print_summary, print_table, run_row
 
@@ -246,6 +249,7 @@ _add_commands()
 def main() -> None:
     """Run the command line. A user's mistake prints one sentence and exits with code 2, without a traceback."""
     logging.getLogger("fedsign").addHandler(_Warnings())
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
         import_packages()
         app(prog_name="fedsign")
@@ -268,6 +272,16 @@ def main() -> None:
             f"or in your module: rerun with {TRACEBACK}=1 to see where",
             1,
         )
+
+
+def _show_warning(
+    shown: Callable[..., None], message: Warning | str, category: type[Warning], *place: object, **others: object
+) -> None:
+    """Print one line for a former name: its place is the command line."""
+    if issubclass(category, FormerNameWarning):
+        logging.getLogger("fedsign").warning("%s", message)
+    else:
+        shown(message, category, *place, **others)
 
 
 def _leave(line: str, exit_code: int) -> NoReturn:

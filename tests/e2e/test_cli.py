@@ -67,6 +67,12 @@ def test_report_writes_the_page_again(tmp_path: Path) -> None:
     assert (run / "report.html").exists()
 
 
+def test_a_former_key_is_one_line_of_warning(tmp_path: Path) -> None:
+    done = fedsign("run", "--show-config", "--set", "data.normalise=none", folder=tmp_path)
+    assert done.stderr == "warning: data.normalise is now data.normalize; the former name will be removed in 0.3\n"
+    assert 'normalize = "none"' in done.stdout
+
+
 def test_resume_adds_rounds_but_refuses_another_experiment(tmp_path: Path) -> None:
     assert fedsign("run", *QUICK, folder=tmp_path).returncode == 0
     (run,) = (tmp_path / "runs" / "fedsign-digits").iterdir()
