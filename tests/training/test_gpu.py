@@ -13,6 +13,7 @@ from fedsign.config import from_dict
 from fedsign.optim.lisa import LISA as LISAOptimizer
 from fedsign.records import ObjectiveSpec, Tensors, TrainRequest, tensors_of
 from fedsign.workload import Workload
+from simulations.api import run
 
 OBJECTIVES = [
     ObjectiveSpec(),
@@ -58,6 +59,22 @@ def test_a_gpu_trains_like_the_cpu_and_repeats_its_bits(model: str, objective: O
         assert on_gpu[name].device.type == "cpu"
         assert torch.equal(on_gpu[name], again[name]), name
         torch.testing.assert_close(on_gpu[name], tensor, rtol=5e-3, atol=5e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_a_gpu_trains_a_cohort_of_cnns_as_one_after_another(tmp_path: Path) -> None:
+    tree = {
+        "rounds": 1,
+        "model": {"name": "cnn"},
+        **SIX,
+        "engine": {"device": "cuda"},
+        "results": {"root": str(tmp_path)},
+    }
+    cohort, alone = (
+        run({**tree, "client": {"local_steps": 5, "path": path}}).rounds[-1] for path in ("cohort", "sequential")
+    )
+    assert cohort["loss"] == pytest.approx(alone["loss"], rel=1e-3)
 
 
 LISA: dict[str, Any] = {"name": "lisa", "num_sampled_layers": 1, "period": 2, "blocks": "0,2,4"}
