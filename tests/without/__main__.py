@@ -121,7 +121,8 @@ class Clone:
     def _run(self, what: str, command: list[str], **variables: str) -> tuple[bool, str]:
         """Whether it passes, and what it says."""
         began = time.monotonic()
-        own = {"PYTHONPATH": str(self.folder), "COLUMNS": "200", "FEDSIGN_WITHOUT": ",".join(self.names)}
+        own = {"PYTHONPATH": str(self.folder), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+        own |= {"FEDSIGN_WITHOUT": ",".join(self.names)}
         environment = {**os.environ, **own, **variables}
         done = subprocess.run(
             [sys.executable, *command], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
