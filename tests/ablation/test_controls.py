@@ -1,23 +1,29 @@
 """Parts of regularizers against closed forms and finite differences, and the norms that a control is held at."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from clients.cohort.context import CohortContext
-from clients.cohort.loss import penalty_gradient
+from clients.cohort.context import CohortContext, cohort_context
+from clients.cohort.loss import CohortLoss, penalty_gradient
+from clients.cohort.modules import CohortModel
+from clients.cohort.plan import CohortBatch
 from fedsign.ablation.moon_part import MoonPart
 from fedsign.ablation.sign_push import SignPush
 from fedsign.errors import ConfigError, RoundError
+from fedsign.models.features import forward_with_features
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.objectives.fedsign import FedSignObjective
 from fedsign.objectives.moon import MoonObjective
 from fedsign.records import Tensors
+from fedsign.tasks.classification import Classification
 from simulations import run
 from strategies.control import Control, random_signs
 from tests.papers.local import local
@@ -43,28 +49,34 @@ def context() -> LocalContext:
     return local(received, shared=random_signs(received, 0))
 
 
-def numerical(objective: Objective, theta: Tensors, given: LocalContext) -> Tensors:
-    """Central differences of the penalty."""
+def slopes(value: Callable[[Tensors], float], theta: Tensors) -> Tensors:
+    """Central differences of a function of the parameters."""
     found = {}
     for name, tensor in theta.items():
-        slopes = torch.zeros_like(tensor)
-        for place in range(tensor.numel()):
-            values = []
-            for sign in (1, -1):
-                moved = tensor.clone()
-                moved.view(-1)[place] += sign * STEP
-                penalty = objective.penalty({**theta, name: moved}, given)
-                assert penalty is not None
-                values.append(penalty.item())
-            slopes.view(-1)[place] = (values[0] - values[1]) / (2 * STEP)
-        found[name] = slopes
+        found[name] = torch.zeros_like(tensor)
+        for index in range(tensor.numel()):
+            step = torch.zeros_like(tensor)
+            step.view(-1)[index] = STEP
+            above, below = (value({**theta, name: moved}) for moved in (tensor + step, tensor - step))
+            found[name].view(-1)[index] = (above - below) / (2 * STEP)
     return found
+
+
+def penalty_slopes(objective: Objective, theta: Tensors, given: LocalContext) -> Tensors:
+    """Central differences of the penalty."""
+
+    def penalty(parameters: Tensors) -> float:
+        found = objective.penalty(parameters, given)
+        assert found is not None
+        return found.item()
+
+    return slopes(penalty, theta)
 
 
 @pytest.mark.parametrize(("sign", "form", "reduction"), product(SIGNS, FORMS, REDUCTIONS))
 def test_the_gradient_is_that_of_finite_differences_on_both_paths(sign: Any, form: Any, reduction: Any) -> None:
     objective, theta, given = SignPush(sign=sign, form=form, gamma=0.3, reduction=reduction), drawn(0), context()
-    expected, found = numerical(objective, theta, given), objective.penalty_gradient(theta, given)
+    expected, found = penalty_slopes(objective, theta, given), objective.penalty_gradient(theta, given)
     stack = CohortContext(
         received=dict(given.received),
         received_is_stacked=False,
@@ -139,6 +151,36 @@ def test_the_halves_of_moons_contrast_add_up_to_its_slope_where_both_are_equally
         (slopes[name],) = torch.autograd.grad(term, z)
     torch.testing.assert_close(slopes["received"] + slopes["previous"], slopes["whole"], rtol=1e-12, atol=1e-14)
     assert slopes["whole"].norm() > 0.1
+
+
+@pytest.mark.parametrize("part", ["received", "previous"])
+def test_the_gradient_of_a_half_is_that_of_finite_differences_on_both_paths(part: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theta, received, previous = ({name: draw(p.shape) for name, p in model.named_parameters()} for _ in range(3))
+    features, targets = draw((5, 4)), torch.tensor([0, 1, 0, 1, 1])
+    task, given = Classification(), local(received, state=previous)
+
+    def loss(parameters: Tensors, mu: float) -> Tensor:
+        outputs, present = forward_with_features(model, parameters, features)
+        z = Representation(present=present, of=lambda others: forward_with_features(model, {**others}, features)[1])
+        contrast = MoonPart(mu=mu, part=part).contrast(z, given)
+        return task.loss(outputs, targets) + (0 if contrast is None else contrast)
+
+    expected = slopes(lambda parameters: loss(parameters, 2.0).item(), theta)
+    without = slopes(lambda parameters: loss(parameters, 0.0).item(), theta)
+    assert (expected["0.weight"] - without["0.weight"]).abs().max() > 1e-2
+
+    free = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
+    found = torch.autograd.grad(loss(free, 2.0), list(free.values()))
+    stack = {name: torch.stack([tensor, received[name]]).requires_grad_() for name, tensor in theta.items()}
+    batch = CohortBatch(torch.stack([features] * 2), torch.stack([targets] * 2), torch.full((2, 5), 1 / 5).double())
+    of_two = CohortLoss(CohortModel(model), task, MoonPart(mu=2.0, part=part))
+    total, _ = of_two(stack, batch, cohort_context([given, given]))
+    stacked = torch.autograd.grad(total, list(stack.values()))
+    for wanted, alone, both in zip(expected.values(), found, stacked, strict=True):
+        torch.testing.assert_close(alone, wanted, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(both[0], wanted, rtol=1e-6, atol=1e-8)
 
 
 SMALL: dict[str, Any] = {
