@@ -19,7 +19,7 @@ from fedsign.config import merged
 from fedsign.storage.results import Record
 from simulations.api import load_run
 from simulations.comparison.play import compare
-from simulations.recipes.base import Metrics, at_least, at_most, part, recipe
+from simulations.recipes.base import Metrics, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds
 from simulations.recipes.where import Plays, Where
 
@@ -56,7 +56,7 @@ def _ratio(cell: _Cell) -> str:
     ),
     quick=[at_least(0.5, "2nn_iid_accuracy")],  # after three rounds; chance is 0.1
     null={"2nn_iid_accuracy": 0.1} | {_ratio(cell): nan for cell in _PUBLISHED},  # the target is never reached
-    data={"mnist": None},
+    data={"mnist": Verdict.IN_PART},
     plays=lambda quick, where: Plays(
         trainings=1 if quick else len(_PUBLISHED) * (len(_RATES) + len(_SEEDS)),
         experiment=_experiment(
@@ -118,6 +118,7 @@ def _experiment(cell: _Cell, rate: float, seed: int, where: Where, *, rounds: in
         "client": {"local_epochs": epochs, "batch_size": 10, "lr": rate, "optimizer": {"momentum": 0.0}},
         "server": {"cohort_size": 10},
         "strategy": {"name": "fedavg", "weighting": "examples"},
+        "engine": {"device": "auto"},
         "results": {"checkpoint_every": 20},
     }
     return merged(experiment, where.changes)
