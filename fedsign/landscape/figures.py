@@ -68,11 +68,13 @@ def valley_charts(found: Found, what: str) -> list[Chart]:
     """One chart per scale: for each direction the mean over draws with its interval, and single draws as thin lines."""
     lines, x = _lines(found, what), found.arrays["lambda"].tolist()
     means = {line.label: line.independent.mean(0) for line in lines}
-    seen = _seen(np.stack([*means.values()]), _tallest(found.arrays[what]))
-    y = value_axis([0.0, *seen], label=f"test {what}", percent=what == "error")
+    are_thin = sum(len(line.drawn) > 1 for line in lines) <= _MOST_THIN
+    curves = [*means.values(), *(each for line in lines if are_thin for each in line.drawn)]
+    y = value_axis(
+        [0.0, *_seen(np.stack(curves), _tallest(found.arrays[what]))], label=f"test {what}", percent=what == "error"
+    )
     own = found.facts.get("own_center", {}).get(what)
     looks = {line.color % len(COLORS) for line in lines}
-    are_thin = sum(len(line.drawn) > 1 for line in lines) <= _MOST_THIN
     charts = []
     for column, scale in enumerate(found.facts["scales"]):
         series = [
