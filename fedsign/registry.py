@@ -39,7 +39,7 @@ KINDS: dict[str, Kind] = {
             "digits": ("fedsign.data.digits:digits", "8x8 digits shipped with scikit-learn, 1,797 images"),
             "synthetic": (
                 "fedsign.data.synthetic:synthetic",
-                "Synthetic(alpha, beta) of FedProx: a softmax model per natural client",
+                "Synthetic(alpha, beta) of FedProx: one softmax model per natural client",
             ),
         },
     ),
@@ -49,25 +49,25 @@ KINDS: dict[str, Kind] = {
         table={
             "dirichlet": (
                 "fedsign.data.partition.dirichlet:dirichlet",
-                "label skew: each class is dealt out by a Dirichlet(alpha) draw",
+                "label skew: each class is split by a Dirichlet(alpha) draw",
             ),
             "iid": ("fedsign.data.partition.iid:iid", "shuffled and cut into equal parts"),
             "shards": (
                 "fedsign.data.partition.shards:shards",
-                "sorted by label, cut into shards, a few for each client",
+                "sorted by label and cut into shards, a few per client",
             ),
             "classes": ("fedsign.data.partition.classes:classes", "label skew: each client holds k classes"),
             "quantity": (
                 "fedsign.data.partition.quantity:quantity",
-                "quantity skew: sizes by a Dirichlet(alpha) draw, labels alike",
+                "quantity skew: sizes by a Dirichlet(alpha) draw, IID labels",
             ),
             "natural": (
                 "fedsign.data.partition.natural:natural",
-                "the data's own owners: writers, speakers, hospitals",
+                "the data's natural clients: writers, speakers, hospitals",
             ),
             "virtual": (
                 "fedsign.data.partition.virtual:virtual",
-                "each client draws its samples from all, on first use: for a million clients",
+                "each client draws its samples from the whole set on first use; for a million clients",
             ),
         },
     ),
@@ -79,7 +79,10 @@ KINDS: dict[str, Kind] = {
             "cnn": ("fedsign.models.cnn:cnn", "two convolutions with BatchNorm, for small images"),
             "linear": ("fedsign.models.mlp:linear", "one linear layer (logistic or linear regression)"),
             "mcmahan_cnn": ("fedsign.models.cnn:mcmahan_cnn", "McMahan's two convolutions, 1.66 M parameters on MNIST"),
-            "niid_cnn": ("fedsign.models.cnn:niid_cnn", "NIID-Bench's and MOON's simple-cnn, from 16x16 on"),
+            "niid_cnn": (
+                "fedsign.models.cnn:niid_cnn",
+                "simple-cnn of NIID-Bench and MOON, for images of at least 16x16",
+            ),
             "pfl_cnn": ("fedsign.models.cnn:pfl_cnn", "pfl-research's CNN with dropout, 1.63 M parameters on CIFAR"),
         },
     ),
@@ -94,12 +97,12 @@ KINDS: dict[str, Kind] = {
         plural="metrics",
         num_given=2,
         table={
-            "accuracy": ("fedsign.metrics.accuracy:accuracy", "share of samples whose class is right"),
+            "accuracy": ("fedsign.metrics.accuracy:accuracy", "fraction of samples classified correctly"),
             "balanced_accuracy": (
                 "fedsign.metrics.balanced_accuracy:balanced_accuracy",
-                "mean over classes of the share that is right",
+                "mean over classes of the accuracy within a class",
             ),
-            "auc": ("fedsign.metrics.auc:auc", "area under the ROC curve, mean of each class against the rest"),
+            "auc": ("fedsign.metrics.auc:auc", "area under the ROC curve, one-vs-rest mean over classes"),
             "f1": ("fedsign.metrics.f1:f1", "F1, mean over classes"),
             "rmse": ("fedsign.metrics.rmse:rmse", "root of the mean squared error"),
         },
@@ -108,16 +111,22 @@ KINDS: dict[str, Kind] = {
         plural="objectives",
         table={
             "plain": ("fedsign.objectives.base:Objective", "the task's loss alone"),
-            "fedprox": ("fedsign.objectives.fedprox:FedProxObjective", "plus (mu/2) distance to the received model"),
+            "fedprox": (
+                "fedsign.objectives.fedprox:FedProxObjective",
+                "plus mu/2 times the squared distance to the received model",
+            ),
             "feddyn": (
                 "fedsign.objectives.feddyn:FedDynObjective",
-                "plus a linear term of the client's own and a pull",
+                "plus the client's linear term and a proximal term",
             ),
-            "fedsign": ("fedsign.objectives.fedsign:FedSignObjective", "minus gamma x soft sign agreement, Eq. 1"),
-            "moon": ("fedsign.objectives.moon:MoonObjective", "plus mu x contrast of representations"),
+            "fedsign": (
+                "fedsign.objectives.fedsign:FedSignObjective",
+                "minus gamma times the soft sign agreement, Eq. 1",
+            ),
+            "moon": ("fedsign.objectives.moon:MoonObjective", "plus mu times the contrastive loss of representations"),
             "scaffold": (
                 "fedsign.objectives.scaffold:ScaffoldObjective",
-                "plus a linear term of server's and client's control variates",
+                "plus a linear term from the server's and the client's control variates",
             ),
         },
     ),
@@ -126,8 +135,8 @@ KINDS: dict[str, Kind] = {
         num_given=3,
         table={
             "sgd": ("fedsign.optim.sgd:sgd", "SGD with momentum"),
-            "adam": ("fedsign.optim.adam:adam", "Adam, weight decay in the gradient"),
-            "adamw": ("fedsign.optim.adamw:adamw", "AdamW, weight decay apart from the gradient"),
+            "adam": ("fedsign.optim.adam:adam", "Adam, with L2 weight decay"),
+            "adamw": ("fedsign.optim.adamw:adamw", "AdamW, with decoupled weight decay"),
         },
     ),
     "schedule": Kind(
@@ -135,17 +144,17 @@ KINDS: dict[str, Kind] = {
         num_given=2,
         table={
             "constant": ("fedsign.schedules.constant:constant", "the same learning rate in every round"),
-            "exponential": ("fedsign.schedules.exponential:exponential", "times a factor in every round"),
-            "step": ("fedsign.schedules.step:step", "times a factor after every so many rounds"),
-            "cosine": ("fedsign.schedules.cosine:cosine", "half a cosine from 1 down to a final factor"),
-            "warmup_cosine": ("fedsign.schedules.warmup:warmup_cosine", "linear warm-up, then half a cosine down"),
-            "warmup_linear": ("fedsign.schedules.warmup:warmup_linear", "linear warm-up, then a straight line down"),
+            "exponential": ("fedsign.schedules.exponential:exponential", "multiplied by a factor in every round"),
+            "step": ("fedsign.schedules.step:step", "multiplied by a factor every N rounds"),
+            "cosine": ("fedsign.schedules.cosine:cosine", "cosine decay from 1 to a final factor"),
+            "warmup_cosine": ("fedsign.schedules.warmup:warmup_cosine", "linear warm-up, then cosine decay"),
+            "warmup_linear": ("fedsign.schedules.warmup:warmup_linear", "linear warm-up, then linear decay"),
         },
     ),
     "server_optimizer": Kind(
         plural="server_optimizers",
         table={
-            "none": ("strategies.server_optim.none:none", "the server goes to the mean (or the strategy's target)"),
+            "none": ("strategies.server_optim.none:none", "the server takes the aggregate as it is"),
             "sgd": ("strategies.server_optim.sgd:ServerSGD", "SGD with momentum on the pseudo-gradient (FedAvgM)"),
             "adam": ("strategies.server_optim.adam:ServerAdam", "Adam on the pseudo-gradient (FedAdam)"),
             "yogi": ("strategies.server_optim.yogi:ServerYogi", "Yogi on the pseudo-gradient (FedYogi)"),
@@ -157,17 +166,17 @@ KINDS: dict[str, Kind] = {
         table={
             "fedavg": ("strategies.fedavg:FedAvg", "mean of the clients' models"),
             "fedprox": ("strategies.fedprox:FedProx", "FedAvg with a proximal term at the clients"),
-            "feddyn": ("strategies.feddyn:FedDyn", "dynamic regularization, reaches the joint optimum"),
-            "fedsign": ("strategies.fedsign:FedSign", "clients keep the signs of the received model"),
+            "feddyn": ("strategies.feddyn:FedDyn", "dynamic regularization, converges to the joint optimum"),
+            "fedsign": ("strategies.fedsign:FedSign", "clients are regularized toward the signs of the received model"),
             "scaffold": ("strategies.scaffold:SCAFFOLD", "control variates correct the clients' drift"),
-            "moon": ("strategies.moon:MOON", "clients keep representations near the received model's"),
-            "fedpan": ("strategies.fedpan:FedPAN", "FedAvg of position-aware neurons"),
+            "moon": ("strategies.moon:MOON", "contrastive term that keeps representations near the received model's"),
+            "fedpan": ("strategies.fedpan:FedPAN", "FedAvg with position-aware neurons"),
             "flower_fedavg": ("flwr.serverapp.strategy:FedAvg", "Flower's own FedAvg, unmodified"),
             "flower_fedadam": ("strategies.flower.adaptive:fedadam", "Flower's own: Adam at the server"),
             "flower_fedyogi": ("strategies.flower.adaptive:fedyogi", "Flower's own: Yogi at the server"),
             "flower_fedadagrad": ("strategies.flower.adaptive:fedadagrad", "Flower's own: Adagrad at the server"),
             "flower_fedavgm": ("strategies.flower.adaptive:fedavgm", "Flower's own: momentum at the server"),
-            "flower_qfedavg": ("strategies.flower.fair:qfedavg", "Flower's own: clients with a high loss pull harder"),
+            "flower_qfedavg": ("strategies.flower.fair:qfedavg", "Flower's own: clients with a higher loss weigh more"),
         },
     ),
     "engine": Kind(

@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="matched controls that say which part of a regularizer its gain comes from",
+    purpose="matched controls that show which part of a regularizer produces its gain",
     modules=(
         "fedsign.ablation",
         "simulations.ablation",
@@ -19,7 +19,7 @@ CAPABILITY = Capability(
             "moon_part": ("fedsign.ablation.moon_part:MoonPart", "one half of MOON's contrast"),
         },
         "strategy": {
-            "control": ("strategies.control:Control", "FedAvg's server, any local objective, at given norms"),
+            "control": ("strategies.control:Control", "FedAvg with any local objective, optionally at given norms"),
         },
     },
     commands={

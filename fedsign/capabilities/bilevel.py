@@ -3,7 +3,7 @@
 from fedsign.capability import Capability, Kind
 
 CAPABILITY = Capability(
-    purpose="gradients through a whole training: (FG)²U, condensation, learned settings",
+    purpose="gradients through training: (FG)²U, data condensation, gradient-based hyperparameter tuning",
     modules=(
         "fedsign.bilevel",
         "simulations.bilevel",
@@ -14,28 +14,28 @@ CAPABILITY = Capability(
             table={
                 "fg2u": (
                     "fedsign.bilevel.forward_gradient:fg2u",
-                    "(FG)^2U: tangents of the training along random directions, unbiased, memory without depth",
+                    "(FG)^2U: forward gradients along random directions, unbiased, memory independent of depth",
                 ),
                 "fg2u_zo": (
                     "fedsign.bilevel.forward_gradient:fg2u_zo",
-                    "the same by differences of whole trainings, for a black box",
+                    "zeroth-order (FG)^2U: finite differences of whole trainings, for black boxes",
                 ),
                 "forward_exact": (
                     "fedsign.bilevel.forward_gradient:forward_exact",
-                    "a tangent for each meta-parameter, exact, for a few of them",
+                    "forward mode with one tangent per meta-parameter, exact, for few of them",
                 ),
                 "rgu": (
                     "fedsign.bilevel.hypergradients:rgu",
-                    "reverse mode through the training, exact, memory with depth",
+                    "reverse mode through the training, exact, memory grows with depth",
                 ),
-                "trgu": ("fedsign.bilevel.hypergradients:trgu", "reverse mode through its last steps alone, biased"),
+                "trgu": ("fedsign.bilevel.hypergradients:trgu", "reverse mode through the last steps only, biased"),
                 "hessian_free": (
                     "fedsign.bilevel.hypergradients:hessian_free",
-                    "implicit differentiation, the identity for the inverse Hessian, biased",
+                    "implicit differentiation with the identity as inverse Hessian, biased",
                 ),
                 "neumann": (
                     "fedsign.bilevel.hypergradients:neumann",
-                    "implicit differentiation, a few terms of a series for the inverse Hessian, biased",
+                    "implicit differentiation with a truncated Neumann series for the inverse Hessian, biased",
                 ),
             },
         ),

@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="the clients of a round trained as one stack of tensors",
+    purpose="all clients of a round trained as one stack of tensors",
     modules=("clients.cohort",),
     sections={"client": "clients.cohort.section:CohortKeys"},
     examples={"cohort path": {"client": {"path": "cohort"}}},

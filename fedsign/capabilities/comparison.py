@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="strategies compared over seeds and conditions, with statistics and pages",
+    purpose="strategies compared over seeds and conditions, with statistics, tables, and figures",
     modules=(
         "fedsign.comparison",
         "simulations.comparison",

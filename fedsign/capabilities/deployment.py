@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="SuperLink and SuperNodes, federations over machines, sites with data of their own",
+    purpose="SuperLink and SuperNodes, federations over several machines, sites with their own data",
     modules=(
         "fedsign.data.partition.sites",
         "fedsign.data.site_reader",
@@ -29,7 +29,7 @@ CAPABILITY = Capability(
         "partition": {
             "sites": (
                 "fedsign.data.partition.sites:sites",
-                "each client has data of its own, which lie with it: hospitals",
+                "each client's data are stored at its own site",
             ),
         },
     },

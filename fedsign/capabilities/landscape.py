@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="loss valleys, interpolation and curvature around what was learned",
+    purpose="loss valleys, linear interpolation, and curvature of trained models",
     modules=(
         "fedsign.landscape",
         "simulations.landscape",

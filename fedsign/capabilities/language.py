@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="text data, tokenizers, decoders, models of `transformers`",
+    purpose="text data, tokenizers, decoders, and models of `transformers`",
     modules=(
         "fedsign.data.text",
         "fedsign.metrics.perplexity",
@@ -21,18 +21,21 @@ CAPABILITY = Capability(
             "pytext": ("fedsign.data.text.pytext:pytext", "English text that ships with Python, 79 documents"),
         },
         "model": {
-            "gpt": ("fedsign.models.gpt:gpt", "a decoder of text, from GPT-2 to LLaMA"),
+            "gpt": ("fedsign.models.gpt:gpt", "decoder-only language model, GPT-2 to LLaMA"),
             "transformers": (
                 "fedsign.models.causal_lm:causal_lm",
-                "a causal language model of `transformers` from a folder, or from its config.json",
+                "causal language model of `transformers`, from a folder or a config.json",
             ),
         },
         "task": {
             "language": ("fedsign.tasks.language:Language", "cross-entropy of the next token"),
         },
         "metric": {
-            "perplexity": ("fedsign.metrics.perplexity:perplexity", "exp of the mean loss of a token"),
-            "token_accuracy": ("fedsign.metrics.token_accuracy:token_accuracy", "share of next tokens that are right"),
+            "perplexity": ("fedsign.metrics.perplexity:perplexity", "exp of the mean loss per token"),
+            "token_accuracy": (
+                "fedsign.metrics.token_accuracy:token_accuracy",
+                "fraction of next tokens predicted correctly",
+            ),
         },
     },
     moved={f"fedsign.data.{name}": f"fedsign.data.text.{name}" for name in ("jsonl", "pytext", "text_folder")},

@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="the memory that a training step takes, estimated and measured",
+    purpose="memory of a training step, estimated and measured",
     modules=(
         "fedsign.memory",
         "simulations.memory",

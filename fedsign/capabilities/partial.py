@@ -1,9 +1,9 @@
-"""Partial: clients that train and send a part of the model: LISA, LoRA, GaLore."""
+"""Partial: clients that train and send part of the model: LISA, LoRA, GaLore."""
 
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="clients that train and send a part of the model: LISA, LoRA, GaLore",
+    purpose="clients that train and send part of the model: LISA, LoRA, GaLore",
     modules=(
         "fedsign.optim.blocks",
         "fedsign.optim.galore",
@@ -15,9 +15,9 @@ CAPABILITY = Capability(
     ),
     rows={
         "optimizer": {
-            "lora": ("fedsign.optim.lora:lora", "AdamW of low-rank adapters, which alone are sent"),
-            "galore": ("fedsign.optim.galore:galore", "Adam in a few dimensions of each matrix's gradient"),
-            "lisa": ("fedsign.optim.lisa:lisa", "AdamW of a few layers at a time, drawn at random every so many steps"),
+            "lora": ("fedsign.optim.lora:lora", "AdamW on low-rank adapters; only the adapters are sent"),
+            "galore": ("fedsign.optim.galore:galore", "Adam in a low-rank projection of each matrix's gradient"),
+            "lisa": ("fedsign.optim.lisa:lisa", "AdamW on a few random layers at a time, drawn anew every K steps"),
         },
     },
     files=("docs/how-to/lisa.md",),

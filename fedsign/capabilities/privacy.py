@@ -3,7 +3,7 @@
 from fedsign.capability import Capability, Kind
 
 CAPABILITY = Capability(
-    purpose="differential privacy, central and local, and its account",
+    purpose="central and local differential privacy, and its accounting",
     modules=(
         "fedsign.privacy",
         "clients.privacy",
@@ -16,14 +16,14 @@ CAPABILITY = Capability(
         "privacy": Kind(
             plural="privacies",
             table={
-                "none": ("fedsign.privacy.none:none", "what clients send is used as it is"),
+                "none": ("fedsign.privacy.none:none", "no clipping, no noise"),
                 "central": (
                     "fedsign.privacy.central:Central",
-                    "updates clipped by a fixed norm, noise from a trusted server",
+                    "updates clipped to a fixed norm, noise added by a trusted server",
                 ),
                 "central_adaptive": (
                     "fedsign.privacy.central_adaptive:CentralAdaptive",
-                    "the same, clipped by a norm that follows a quantile of the updates' norms",
+                    "the same, with a clipping norm that tracks a quantile of the updates' norms",
                 ),
                 "local": (
                     "fedsign.privacy.local:Local",
@@ -40,7 +40,7 @@ CAPABILITY = Capability(
             ),
             "flower_dp_server_adaptive": (
                 "strategies.flower.private:server_adaptive",
-                "Flower's own: differential privacy, clipped at the server by an adaptive norm",
+                "Flower's own: differential privacy, adaptive clipping at the server",
             ),
             "flower_dp_client_fixed": (
                 "strategies.flower.private:client_fixed",
@@ -48,7 +48,7 @@ CAPABILITY = Capability(
             ),
             "flower_dp_client_adaptive": (
                 "strategies.flower.private:client_adaptive",
-                "Flower's own: differential privacy, clipped by the clients by an adaptive norm",
+                "Flower's own: differential privacy, adaptive clipping by the clients",
             ),
         },
     },

@@ -1,9 +1,9 @@
-"""Reproduction: claims, figures and tables of papers as recipes with a verdict."""
+"""Reproduction: recipes that reproduce the claims, figures, and tables of papers, with a verdict."""
 
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="claims, figures and tables of papers as recipes with a verdict",
+    purpose="recipes that reproduce the claims, figures, and tables of papers, with a verdict",
     modules=("simulations.recipes",),
     requires={
         "images": "the recipes that train on CIFAR-10, and on VGG and ResNet",

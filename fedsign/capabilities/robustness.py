@@ -1,9 +1,9 @@
-"""Robustness: simulated attackers and faults, and strategies that withstand them."""
+"""Robustness: simulated attackers and faults, and robust aggregation."""
 
 from fedsign.capability import Capability, Kind
 
 CAPABILITY = Capability(
-    purpose="simulated attackers and faults, and strategies that withstand them",
+    purpose="simulated attackers and faults, and robust aggregation",
     modules=(
         "clients.robustness",
         "strategies.flower.robust",
@@ -17,7 +17,7 @@ CAPABILITY = Capability(
         "attack": Kind(
             plural="attacks",
             table={
-                "none": ("clients.robustness.attack:none", "nobody attacks"),
+                "none": ("clients.robustness.attack:none", "no attack"),
                 "sign_flip": (
                     "clients.robustness.attack:sign_flip",
                     "malicious clients send the opposite of their update",
@@ -28,16 +28,19 @@ CAPABILITY = Capability(
     },
     rows={
         "strategy": {
-            "flower_fedmedian": ("strategies.flower.robust:fedmedian", "Flower's own: median of every coordinate"),
+            "flower_fedmedian": ("strategies.flower.robust:fedmedian", "Flower's own: coordinate-wise median"),
             "flower_fedtrimmedavg": (
                 "strategies.flower.robust:fedtrimmedavg",
-                "Flower's own: mean of every coordinate without its tails",
+                "Flower's own: coordinate-wise trimmed mean",
             ),
-            "flower_krum": ("strategies.flower.robust:krum", "Flower's own: the reply with the nearest neighbors"),
-            "flower_multikrum": ("strategies.flower.robust:multikrum", "Flower's own: mean of Krum's best replies"),
+            "flower_krum": ("strategies.flower.robust:krum", "Flower's own: Krum, the reply closest to its neighbors"),
+            "flower_multikrum": (
+                "strategies.flower.robust:multikrum",
+                "Flower's own: mean of the replies that Krum selects",
+            ),
             "flower_bulyan": (
                 "strategies.flower.robust:bulyan",
-                "Flower's own: Krum's choice, trimmed around the median",
+                "Flower's own: Bulyan, Krum's selection trimmed around the median",
             ),
         },
     },

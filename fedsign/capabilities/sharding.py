@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="one client's model and batch over several processes: PaRO",
+    purpose="one client's model and batch sharded over several processes (PaRO)",
     modules=(
         "fedsign.sharding",
         "clients.sharding",

@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="how far the signs of models and of a round's clients agree",
+    purpose="sign agreement between models, and between the clients of a round",
     modules=(
         "fedsign.signs",
         "simulations.signs",

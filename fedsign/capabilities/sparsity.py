@@ -3,7 +3,7 @@
 from fedsign.capability import Capability, Kind
 
 CAPABILITY = Capability(
-    purpose="sparse models, masks that change, and scaling by width and density: SμPar",
+    purpose="sparse models, changing masks, and scaling with width and density (SμPar)",
     modules=(
         "fedsign.parameterisation",  # the former name
         "fedsign.parameterization",
@@ -18,15 +18,21 @@ CAPABILITY = Capability(
         "parameterization": Kind(
             plural="parameterizations",
             table={
-                "none": ("fedsign.parameterization.schemes:none", "the model's own start, one learning rate for all"),
+                "none": (
+                    "fedsign.parameterization.schemes:none",
+                    "the model's own initialization, one learning rate for all tensors",
+                ),
                 "sp": (
                     "fedsign.parameterization.schemes:Scheme",
-                    "standard: one start and one rate at every width and density",
+                    "standard: initialization and learning rate independent of width and density",
                 ),
-                "mup": ("fedsign.parameterization.schemes:MuP", "maximal update: start and rates follow the width"),
+                "mup": (
+                    "fedsign.parameterization.schemes:MuP",
+                    "maximal update: initialization and learning rates scale with width",
+                ),
                 "smupar": (
                     "fedsign.parameterization.schemes:SmuPar",
-                    "sparse maximal update: start and rates follow width and density",
+                    "sparse maximal update: initialization and learning rates scale with width and density",
                 ),
             },
         ),
@@ -36,11 +42,11 @@ CAPABILITY = Capability(
                 "static": ("fedsign.parameterization.sparsity.static:static", "masks stay as they were drawn"),
                 "rigl": (
                     "fedsign.parameterization.sparsity.rigl:RigL",
-                    "RigL: the smallest weights make way for those with the largest gradients; in one place",
+                    "RigL: drops the smallest weights, grows those with the largest gradients; one client, one round",
                 ),
                 "gmp": (
                     "fedsign.parameterization.sparsity.gmp:GMP",
-                    "gradual magnitude pruning: from dense to sparse; in one place",
+                    "gradual magnitude pruning from dense to sparse; one client, one round",
                 ),
             },
         ),
@@ -49,11 +55,11 @@ CAPABILITY = Capability(
         "optimizer": {
             "packed_sgd": (
                 "fedsign.parameterization.packed:packed_sgd",
-                "SGD whose momentum is of the weights that a sparse model has",
+                "SGD with momentum for the nonzero weights only",
             ),
             "packed_adamw": (
                 "fedsign.parameterization.packed:packed_adamw",
-                "AdamW whose moments are of the weights that a sparse model has",
+                "AdamW with moments for the nonzero weights only",
             ),
         },
     },

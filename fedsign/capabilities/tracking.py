@@ -1,9 +1,9 @@
-"""Tracking: rounds sent to TensorBoard, MLflow, or Weights & Biases."""
+"""Tracking: metrics sent to TensorBoard, MLflow, or Weights & Biases."""
 
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="rounds sent to TensorBoard, MLflow, or Weights & Biases",
+    purpose="metrics sent to TensorBoard, MLflow, or Weights & Biases",
     modules=(
         "simulations.callbacks.mlflow",
         "simulations.callbacks.tensorboard",
@@ -17,7 +17,7 @@ CAPABILITY = Capability(
                 "event files for TensorBoard in the run's folder",
             ),
             "mlflow": ("simulations.callbacks.mlflow:MLflow", "a run on an MLflow server or in its local store"),
-            "wandb": ("simulations.callbacks.wandb:WandB", "a run of Weights & Biases, online or offline"),
+            "wandb": ("simulations.callbacks.wandb:WandB", "a run in Weights & Biases, online or offline"),
         }
     },
     extras=("tensorboard", "mlflow", "wandb"),

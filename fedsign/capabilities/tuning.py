@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="one experiment's settings searched, beside settings learned by gradients at equal compute",
+    purpose="hyperparameter search for one experiment, and gradient-based tuning at equal compute",
     modules=("simulations.tuning",),
     requires={
         "comparison": "the search, its runs on disk and the page",

@@ -3,7 +3,7 @@
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="the clients of a round trained by several processes",
+    purpose="the clients of a round trained in several processes",
     modules=("clients.workers",),
     extends={"local_trainer": "clients.workers.provider:WorkersProvider"},
 )
