@@ -163,7 +163,7 @@ def digest_of(dataset: Dataset) -> str:
     found = hashlib.blake2b(str(len(train)).encode(), digest_size=16)
     for tensor in tensors:
         if tensor is not None:
-            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())  # equal bytes may be other samples
             found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
