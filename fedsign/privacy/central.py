@@ -92,7 +92,7 @@ class Central(Aggregator):
         total, num_below, partitions = np.zeros_like(layout.served), 0, list[int]()
         for reply in chain([first], each):
             update, is_below = clipped(layout.update(reply), self.clip_norm)
-            total += update
+            total += update  # float64 in the order of the requests: the noise is bound to every bit
             num_below += is_below
             partitions.append(reply.partition)
         # The noise is bound to the exact sum that it hides; see [Note: bound to what it hides] in
@@ -101,6 +101,7 @@ class Central(Aggregator):
         self._released = {MODEL: secret.tag("released", *labels)}
         std = self.update_multiplier(size) * self.clip_norm
         noisy = total + std * secret.normal(len(total), "update", *labels) if std else total
+        # size, even if replies are missing: the sensitivity must not depend on failures
         mean, extra = layout.tensors(layout.served + noisy / size)
         self.follow(num_below, len(partitions), cohort_size=size, secret=secret, labels=labels)
         return Aggregate(
