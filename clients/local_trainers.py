@@ -68,7 +68,7 @@ def provider_of(workload: Workload, workers: int = 1) -> TrainerProvider:
     Raises:
         ConfigError: the required capability is not installed.
     """
-    for provider in (*extensions("local_trainer"), TrainerProvider):  # the core's takes what is left
+    for provider in (*extensions("local_trainer"), TrainerProvider):  # the core's last: it takes what is left
         found: TrainerProvider = provider(workload, workers)
         if found.takes():
             return found

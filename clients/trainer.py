@@ -160,7 +160,7 @@ class SequentialTrainer:
                         loss = step(workload.augment(features) if varies else features, targets)
                         nums.append(len(chosen))
                         losses.append(loss)
-                        if time.monotonic() > deadline:  # hanging within a step is up to `clients.watchdog`
+                        if time.monotonic() > deadline:  # `clients.watchdog` ends a client that hangs within a step
                             raise LateError(LATE)
         finally:
             if freezes:
