@@ -131,9 +131,8 @@ class ChainGradient:
             if not isinstance(layer, Linear):
                 gradient = layer.gradient(gradient, x, y)
                 continue
-            later = (
-                torch.bmm(gradient, theta[layer.weight]) if place > self._first else gradient
-            )  # computed before the update below, since `into` may be theta
+            # before the update below, since `into` may be theta
+            later = torch.bmm(gradient, theta[layer.weight]) if place > self._first else gradient
             # [K, n_l, B] x [K, B, n_l-1]
             into[layer.weight].baddbmm_(gradient.transpose(1, 2), x, beta=beta, alpha=alpha)
             if layer.bias is not None:
@@ -162,9 +161,8 @@ def _cross_entropy(
     outputs: Tensor, targets: Tensor, weights: Tensor, *, smoothing: float, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """-sum_c q_c log p_c with q_c = (1 - s) [c is the target] + s / C; the gradient for the logits is p - q."""
-    logits = outputs.transpose(
-        1, 2
-    ).contiguous()  # [K, C, B], because torch's softmax is slow over a short last dimension
+    # [K, C, B], because torch's softmax is slow over a short last dimension
+    logits = outputs.transpose(1, 2).contiguous()
     if temperature != 1:
         logits = logits / temperature
     log_p = torch.log_softmax(logits, 1)

@@ -175,9 +175,8 @@ class CohortTrainer:
             yield from (extra for extra in kept if isinstance(extra, Failure))
             replies = replies.without(failed) if failed else replies
             extras = [extra for extra in kept if not isinstance(extra, Failure)]
-            if not all(
-                _shapes(extra) == _shapes(extras[0]) for extra in extras
-            ):  # let the server judge which are wrong
+            # not stackable: let the server judge which are wrong
+            if not all(_shapes(extra) == _shapes(extras[0]) for extra in extras):
                 yield from (replace(one, extra=extra) for one, extra in zip(replies.replies(), extras, strict=True))
                 return
             replies = replace(replies, extra=stacked_tensors(extras) if extras else {})

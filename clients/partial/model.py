@@ -33,7 +33,7 @@ class PartModel(WorkingModel):
     """A working model for optimizers that train a part of it; see [Note: whose memory]."""
 
     _borrowed: set[nn.Parameter]  # alias received tensors
-    _copied: set[nn.Parameter]  # did so until they were drawn
+    _copied: set[nn.Parameter]  # aliased one until they were drawn for training
     _moved: list[OnDevice]
 
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:

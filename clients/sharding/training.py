@@ -48,9 +48,8 @@ class ShardedTraining:
         self._packing = packing_of(self._model)
         self._sharded = Sharded(
             self._model,
-            lambda named: made_lean(
-                torch.optim.SGD, [tensor for _, tensor in named], lr=0.0
-            ),  # a placeholder, since each client gets its own optimizer
+            # a placeholder, since each client gets its own optimizer
+            lambda named: made_lean(torch.optim.SGD, [tensor for _, tensor in named], lr=0.0),
             grouping=Grouping(groups=settings.groups, per_group=settings.ranks // settings.groups),
             strategy=settings.strategy,
             units=units_of(workload, self._model),

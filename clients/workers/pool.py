@@ -64,9 +64,8 @@ class _Call:
     states: ClientStore
     num_left: int  # units not finished
     tasks: WeakValueDictionary[object, _Task] = field(default_factory=WeakValueDictionary)
-    ready: deque[tuple[Result, Unit | None]] = field(
-        default_factory=deque
-    )  # with the unit that this result completes, if any
+    # with the unit that this result completes, if any
+    ready: deque[tuple[Result, Unit | None]] = field(default_factory=deque)
 
 
 @dataclass(slots=True, eq=False)

@@ -140,9 +140,8 @@ def share_data(workload: Workload) -> tuple[Slots, Message] | None:
     file = Slots("data", layout.num_bytes)
     memory = file.memory(file.take())
     layout.write(tensors, memory)
-    vars(workload)["dataset"] = replace(
-        dataset, train=Samples(**layout.read(memory))
-    )  # the slot of the cached_property
+    # the slot of the cached_property
+    vars(workload)["dataset"] = replace(dataset, train=Samples(**layout.read(memory)))
     vars(workload).pop("training_samples", None)  # derived from the original
     return file, {
         "file": file.as_json(),

@@ -115,7 +115,7 @@ class Nodes:
             if self._members is not None:  # a revoked or lost node frees its partition for another
                 claimed = {partition: node_id for partition, node_id in claimed.items() if node_id in online}
             for node_id, partitions, refusal in self._answers():
-                if refusal and node_id not in self._site_of:  # without keys, nobody else can be meant
+                if refusal and node_id not in self._site_of:  # only registered sites can be left out one by one
                     raise EngineError(f"a node cannot take part: {refusal}")
                 if refusal:
                     refused.add(self._site_of[node_id].partition)

@@ -96,7 +96,7 @@ class Tasks:
         """A task's input; None once another task is available.  The pulling thread ends when its client is closed."""
         puller = futures.ThreadPoolExecutor(max_workers=1)
         pulled = puller.submit(pull_task_input, client)
-        puller.shutdown(wait=False)
+        puller.shutdown(wait=False)  # joining it could take two hours, see [Note: given up]
         while not futures.wait([pulled], timeout=_LOOKS_EVERY_S).done:
             self._early = self._acquired()
             if self._early is not None:

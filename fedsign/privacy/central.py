@@ -39,11 +39,8 @@ class Central(Aggregator):
     prefix = "privacy/"
     takes_substitutes: ClassVar = False  # they would change the sampling probability that the accounting assumes
     trusts_server: ClassVar = True
-    withheld: ClassVar = (
-        "train_loss",
-        "update_norm",
-        "client_drift",
-    )  # metrics of unclipped updates, omitted from records
+    # metrics of unclipped updates, omitted from records
+    withheld: ClassVar = ("train_loss", "update_norm", "client_drift")
 
     clip_norm: ClipNorm
     noise_multiplier: NoiseMultiplier
@@ -88,7 +85,7 @@ class Central(Aggregator):
         first = next(each, None)
         if first is None:
             return None
-        layout = Layout(served, first.extra)
+        layout = Layout(served, first.extra)  # a reply is needed for the names of auxiliary tensors
         total, num_below, partitions = np.zeros_like(layout.served), 0, list[int]()
         for reply in chain([first], each):
             update, is_below = clipped(layout.update(reply), self.clip_norm)

@@ -134,6 +134,7 @@ class FlatParameter:
         """Make the next backward accumulate into a flat tensor."""
         if not self.trainable:
             return
+        # backward adds into the sum itself, nothing is reduced per micro-batch
         if self.strategy.gradients is Granularity.NONE:
             flat = self.gradient_sum
         else:

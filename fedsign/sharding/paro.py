@@ -96,7 +96,7 @@ class _Unit:
 
     def _before_backward(self, _: Tensor) -> None:
         self._model.begin_backward()
-        if self._is_in_backward:
+        if self._is_in_backward:  # every output has this hook, but the unit begins its backward once
             return
         self._unshard()
         self._is_in_backward = True
@@ -280,7 +280,7 @@ class Sharded:
         Raises:
             ConfigError: only some parameters of a unit were named, or one was frozen when the model was sharded.
         """
-        self.prefetcher.forget()
+        self.prefetcher.forget()  # frozen units run no backward, so the recorded order is void
         for flat in self.flats:
             named = [name in names for name in flat.names]
             if any(named) and not all(named):

@@ -50,9 +50,8 @@ class Checkpoint:
     strategy: Tensors = field(default_factory=dict)
     client_versions: Mapping[int, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # of an update encoding, JSON values
-    tables: Mapping[str, Mapping[int, int]] = field(
-        default_factory=dict
-    )  # of an update encoding: name -> partition -> number
+    # of an update encoding: name -> partition -> number
+    tables: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     records: Mapping[str, str] = field(default_factory=dict)  # record file -> chain of its last line
     states: str = ""  # digest of the clients' states, if the server stores them
 

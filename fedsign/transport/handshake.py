@@ -122,9 +122,8 @@ def _disagreement(mine: Mapping[str, object], theirs: object) -> str:
 
 
 def _proof(connection: Connection, key: bytes, role: str, listening_nonce: object, connecting_nonce: object) -> str:
-    text = json.dumps(
-        [role, listening_nonce, connecting_nonce, connection.certificate]
-    )  # JSON, because plain concatenation is ambiguous
+    # JSON, because plain concatenation is ambiguous
+    text = json.dumps([role, listening_nonce, connecting_nonce, connection.certificate])
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 

@@ -46,9 +46,8 @@ class Layout:
         places, offset = [], 0
         order = torch.contiguous_format if contiguous else torch.preserve_format
         for name, tensor in tensors.items():
-            strides = torch.empty_like(
-                tensor, device="meta", memory_format=order
-            ).stride()  # the tensor's own, if it is dense
+            # the tensor's own, if it is dense
+            strides = torch.empty_like(tensor, device="meta", memory_format=order).stride()
             places.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides, offset))
             offset += aligned(tensor.numel() * tensor.element_size())
         return cls(tuple(places), offset)
