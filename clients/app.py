@@ -42,7 +42,7 @@ def in_process_handler(trainer: LocalTrainer, states: ClientStore, workload: Wor
             except Exception as error:  # noqa: BLE001 - an unreadable request gets an error reply, on every engine
                 yield wire.failure_reply(error, message)
         for result in one_by_one(trainer.train_many(requests, states)):
-            message = waiting[result.partition]
+            message = waiting[result.partition]  # trainers reply in any order
             try:
                 yield _as_message(result, message, encoding)
             except ReplyError as error:
@@ -79,7 +79,7 @@ def _answer(handler: Handler, node_type: type[Node], message: Message, context: 
 def train(message: Message, node: Node) -> Message:
     """Train one client."""
     workload, states = node.at_work(), node.states
-    wire.decode(message)
+    wire.decode(message)  # once, since clipping and encoding read the request's arrays again
     request = wire.unpack_request(message)
     with (
         provider_of(workload).open(logs=states.folder / "logs", in_process=False) as local,
@@ -90,7 +90,7 @@ def train(message: Message, node: Node) -> Message:
     reply = _as_message(
         node.told(result) if isinstance(result, Failure) else result, message, workload.make_update_encoding()
     )
-    return reply if reply.has_error() else wire.encode_reply(reply)
+    return reply if reply.has_error() else wire.encode_reply(reply)  # an error reply has no arrays
 
 
 def roll_call(message: Message, node: Node) -> Message:
@@ -111,6 +111,7 @@ def shut_down(message: Message, node: Node) -> Message:
 def _as_message(result: TrainReply | Failure, request: Message, encoding: UpdateEncoding | None) -> Message:
     if isinstance(result, Failure):
         return wire.failure_reply(result, request)
+    # clip before encoding: the bound is on the model's tensors, and an encoding may send others in their place
     reply = clipping.honor(wire.pack_reply(result, request), request)
     if encoding is not None:
         sent = encoded(encoding, wire.unpack_reply(reply), wire.unpack_request(request).tensors)

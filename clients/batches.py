@@ -28,6 +28,7 @@ def batches(num_samples: int, batch_size: int, rng: np.random.Generator, *, join
     [4, 5]
     """
     cut = list(torch.from_numpy(rng.permutation(num_samples)).split(batch_size))
+    # with batch_size 1, joining two batches would not help
     if join_last and len(cut) > 1 and len(cut[-1]) == 1 < batch_size:
         cut[-2:] = [torch.cat(cut[-2:])]
     return cut
@@ -55,6 +56,7 @@ class Batching:
     def num_steps(self, num_samples: int) -> int:
         """The number of local steps of a client."""
         per_epoch = -(-num_samples // self.batch_size)
+        # the same rule as in `batches`: the number of steps is needed before a batch is drawn
         if self.join_last and per_epoch > 1 and num_samples % self.batch_size == 1 < self.batch_size:
             per_epoch -= 1
         return self.steps or self.epochs * per_epoch
@@ -63,6 +65,7 @@ class Batching:
         """The batches of each epoch; with `steps`, of as many epochs as needed, the last one cut short."""
         left = self.num_steps(num_samples)
         while left:
+            # draw the whole epoch, then cut: the cohort path draws the same, and `steps` trains a prefix of `epochs`
             epoch = batches(num_samples, self.batch_size, rng, join_last=self.join_last)[:left]
             left -= len(epoch)
             yield epoch

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedsign.optim.lean import clear_leanly, step_leanly
 
 _TORCHS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+# with any other value, SGD takes another step than `_SGD`, or another kernel, which may round differently
 _PLAIN = {"maximize": False, "dampening": 0, "differentiable": False, "fused": None, "foreach": None}
 
 
@@ -34,6 +35,7 @@ class LocalOptimizer:
             self._rates = [group["lr"] for group in self._optimizer.param_groups]
         else:
             self._optimizer.state.clear()
+            # a schedule per step has scaled the rates of the previous client
             for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate
         return self._optimizer
@@ -47,13 +49,14 @@ def stepper(optimizer: torch.optim.Optimizer) -> "_SGD | _Wrapped":
         and _is_torchs(optimizer)
         and len(groups) == 1
         and all(groups[0].get(key, plain) == plain for key, plain in _PLAIN.items())
-        and not isinstance(groups[0]["lr"], Tensor)
+        and not isinstance(groups[0]["lr"], Tensor)  # `_SGD` would miss later changes to it
     ):
         return _SGD(optimizer)
     return _Wrapped(optimizer)
 
 
 def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    # `step_leanly` skips hooks; a subclass may keep state that clearing `state` does not reset
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return type(optimizer) in _TORCHS and not hooks
 
@@ -82,7 +85,8 @@ class _SGD:
     def __init__(self, optimizer: torch.optim.SGD) -> None:
         group = optimizer.param_groups[0]
         self._parameters: list[nn.Parameter] = group["params"]
-        self._values = [parameter.detach() for parameter in self._parameters]  # sharing memory
+        # these share memory with the parameters, whose in-place update autograd would forbid
+        self._values = [parameter.detach() for parameter in self._parameters]
         self._full_lr, self._weight_decay = float(group["lr"]), float(group["weight_decay"])
         self._lr = self._full_lr
         self._momentum, self._nesterov = float(group["momentum"]), bool(group["nesterov"])
@@ -104,6 +108,7 @@ class _SGD:
         gradients = [gradient for gradient in found if gradient is not None]
         values = [self._values[place] for place in places]
         if self._weight_decay:
+            # not in place: like torch, leave .grad alone
             gradients = list(torch._foreach_add(gradients, values, alpha=self._weight_decay))
         if self._momentum:
             gradients = self._with_momentum(places, gradients)

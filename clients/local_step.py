@@ -57,7 +57,7 @@ class LocalStep:
     def _in_pieces(self, features: Tensor, targets: Tensor) -> Tensor:
         """Accumulate the gradients of the whole batch; see [Note: micro batches]."""
         self._backward(None)  # the penalty once per step, not once per piece
-        total = max(num_terms(self._task, targets), 1)
+        total = max(num_terms(self._task, targets), 1)  # a batch of text may hold padding only
         found = torch.zeros((), device=targets.device)
         pieces = zip(features.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
         for some, their_targets in pieces:
@@ -79,8 +79,9 @@ class LocalStep:
                 pulls = self._objective.penalty_gradient(parameters, self._context) or pulls
         elif (penalty := self._objective.penalty(parameters, self._context)) is not None:
             losses = [penalty if loss is None else loss + penalty]
-        pulled = [name for name in pulls if parameters[name].requires_grad]
+        pulled = [name for name in pulls if parameters[name].requires_grad]  # frozen parameters are no roots
         if pulled:  # the core of torch.autograd.backward, which would import sympy first, just to compare shapes
+            # a parameter as root: backward adds `pull` to its .grad through its hooks, in the same pass
             roots = (*losses, *(parameters[name] for name in pulled))
             gradients = (*(torch.ones_like(each) for each in losses), *(pulls[name] for name in pulled))
             _engine_run_backward(roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)

@@ -68,7 +68,7 @@ def provider_of(workload: Workload, workers: int = 1) -> TrainerProvider:
     Raises:
         ConfigError: the required capability is not installed.
     """
-    for provider in (*extensions("local_trainer"), TrainerProvider):
+    for provider in (*extensions("local_trainer"), TrainerProvider):  # the core's last: it takes what is left
         found: TrainerProvider = provider(workload, workers)
         if found.takes():
             return found
@@ -90,6 +90,7 @@ def _alike(requests: Iterable[TrainRequest]) -> list[list[TrainRequest]]:
     groups: list[list[TrainRequest]] = []
     for request in requests:
         for group in groups:
+            # compared, not hashed: an objective's settings are a dict
             if group[0].round == request.round and group[0].objective == request.objective:
                 group.append(request)
                 break

@@ -61,6 +61,7 @@ class MiddlewareTrainer:
             training.append(changed)
             if own:
                 applied[changed.partition] = changed, own
+        # only after every `before`: the trainer needs all requests at once to form stacks or share them out
         for result in self._trainer.train_many(training, states):
             if isinstance(result, CohortReply):
                 yield from self._of_stack(result, applied)

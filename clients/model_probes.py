@@ -18,6 +18,7 @@ def dropouts(model: nn.Module) -> list[nn.Module]:
 
 def shares_tensors(model: nn.Module) -> bool:
     """Whether layers share a parameter or buffer."""
+    # state_dict lists a shared tensor under each name, the others only under the first
     return not set(model.state_dict()) <= {*dict(model.named_parameters()), *dict(model.named_buffers())}
 
 
@@ -30,12 +31,13 @@ def mixes_samples(model: nn.Module, pair: Tensor) -> bool:
     full = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)  # TF32 rounds by batch size
     with torch.no_grad(), full, torch_stream(0, Purpose.TRAINING):  # the stream fixes draws of custom layers
         together, alone = still(pair)[:1], still(pair[:1])
+    # kernels round by batch size; a dependency is larger
     return not torch.allclose(together, alone, rtol=1e-3, atol=1e-5)
 
 
 def moved_buffer(model: nn.Module, batch: Tensor) -> str:
     """The name of a buffer, apart from BatchNorm's, that a training pass changes; empty if there is none."""
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model)  # the pass must not move the caller's buffers
     norms = [name for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)]
     before = {name: buffer.clone() for name, buffer in model.named_buffers() if name.rpartition(".")[0] not in norms}
     with torch.no_grad(), torch_stream(0, Purpose.TRAINING):

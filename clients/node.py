@@ -42,6 +42,7 @@ class Node:
 
     def at_work(self) -> Workload:
         """The workload, after setting the experiment's number of threads."""
+        # it changes the order of summation, and so the result
         torch.set_num_threads(self.workload.config.engine.threads)
         return self.workload
 

@@ -36,9 +36,10 @@ def main(arguments: Sequence[str]) -> int:
     if any(argument.partition("=")[0] == "--isolation" for argument in arguments):
         raise EngineError("--isolation was given, which a site sets by itself; drop it, or start flower-supernode.")
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+        signal.signal(number, _leave)  # raises SystemExit, so that `finally` ends both processes
     node = _start([*bound(find_program("flower-supernode")), *arguments, "--isolation", "process"])
     module = "clients.deployment.executor"
+    # -P: no file in the current folder may hide a module.  The executor ends with this process, even if it is killed.
     train = [sys.executable, "-P", "-m", module, _runtime_address(arguments), str(os.getpid())]
     executor, began_at = _start(train), time.monotonic()
     try:
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    # a session of its own: Ctrl-C reaches only this process, and `bound` kills its whole process group
     return subprocess.Popen(command, start_new_session=True)
 
 

@@ -94,6 +94,7 @@ class SequentialTrainer:
         optimizer = self._optimizer.fresh(self._learning_rate(request.round))
         steps = self._batching.num_steps(len(index))
         came = self._context(objective, request, states, unit_displacement(optimizer, steps))
+        # `seen` may move tensors to the device on access, for the steps; `came` leaves them where they arrived
         with model.in_round(optimizer, came, request, seed=workload.config.seed, num_steps=steps) as seen:
             step = LocalStep(workload, model, objective, seen, optimizer)
             rates = factors(workload, round=request.round, num_steps=steps)
@@ -147,9 +148,10 @@ class SequentialTrainer:
         if freezes:
             freeze_batch_norm(self._model.module)  # see [Note: batches of one] in clients.batches
         try:
+            # dropout and augmentation draw from torch's global generators
             with torch_seeded(stream, device=workload.device), workload.numerics.repeatable():
                 for epoch in self._batching.schedule(len(index), order):
-                    nums.clear()
+                    nums.clear()  # the reported loss is that of the last epoch
                     losses.clear()
                     for chosen in epoch:
                         features, targets = samples.batch(torch.from_numpy(index[chosen.numpy()]))
@@ -158,11 +160,11 @@ class SequentialTrainer:
                         loss = step(workload.augment(features) if varies else features, targets)
                         nums.append(len(chosen))
                         losses.append(loss)
-                        if time.monotonic() > deadline:
+                        if time.monotonic() > deadline:  # `clients.watchdog` ends a client that hangs within a step
                             raise LateError(LATE)
         finally:
             if freezes:
-                self._model.module.train()
+                self._model.module.train()  # the next client uses the same module
         # losses stay on the device until here: reading each one would synchronize a GPU in every step
         means: list[float] = [losses[0].item()] if len(losses) == 1 else torch.stack(losses).tolist()
         return sum(num * mean for num, mean in zip(nums, means, strict=True)) / sum(nums)

@@ -16,10 +16,10 @@ EXIT_CODE = 70  # EX_SOFTWARE
 @contextmanager
 def ended_after(timeout_s: float) -> Iterator[None]:
     """Abruptly end this process if the block exceeds `timeout_s` plus a grace period; files on disk stay consistent."""
-    if timeout_s + _GRACE_S >= threading.TIMEOUT_MAX:
+    if timeout_s + _GRACE_S >= threading.TIMEOUT_MAX:  # a Timer cannot wait longer, and the timeout may be infinite
         yield
         return
-    timer = threading.Timer(timeout_s + _GRACE_S, os._exit, args=(EXIT_CODE,))
+    timer = threading.Timer(timeout_s + _GRACE_S, os._exit, args=(EXIT_CODE,))  # sys.exit would end only its thread
     timer.daemon = True
     timer.start()
     try:

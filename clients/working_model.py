@@ -63,6 +63,7 @@ class WorkingModel:
     def outputs_and_features(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """A training pass, with the batch's representation."""
         with recorded_features(self.module) as latest:
+            # the uncompiled module, whose hooks record the representation
             outputs = self.numerics.outputs(self.module, features, channels_last=self._channels_last)
             return outputs, in_full(latest())
 
@@ -149,6 +150,7 @@ def working_model(workload: Workload) -> WorkingModel:
 def _loads_plainly(model: nn.Module) -> bool:
     """Whether loading a model's state merely copies tensors, without customization by any module."""
     for module in model.modules():
+        # BatchNorm overrides it only to add a counter that old checkpoints lack
         loads = type(module)._load_from_state_dict is nn.Module._load_from_state_dict or isinstance(module, BATCH_NORMS)
         says = type(module).state_dict is nn.Module.state_dict
         saves = type(module)._save_to_state_dict is nn.Module._save_to_state_dict

@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     if name == "analyse":  # the former name of analyze
         import importlib
 
-        return importlib.import_module("fedsign.analyse")  # the former name
+        return importlib.import_module("fedsign.analyse")
     if name in python_api():
         return load(python_api()[name])
     raise AttributeError(f"module 'fedsign' has no attribute '{name}'")

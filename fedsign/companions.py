@@ -62,7 +62,7 @@ def _import(name: str) -> None:
     if spec is None or spec.loader is None:
         raise ImportError(f"FedSign's package '{name}' is not in {HOME}: install FedSign anew.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name] = module  # before it is executed, since its modules import each other
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -79,7 +79,7 @@ class Unless:
     allowed: tuple[Any, ...]
 
     def __call__(self, experiment: Experiment) -> str:
-        value = experiment.config.get(self.path, self.allowed[0])
+        value = experiment.config.get(self.path, self.allowed[0])  # the key is missing if its capability was deleted
         return "" if value in self.allowed else f"{self.path}={_said(value)}"
 
 

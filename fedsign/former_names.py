@@ -18,7 +18,7 @@ KEYS = {
     "parameterisation": "parameterization",
 }  # path of a key or a table -> its name
 COMMANDS = {"analyse": "analyze"}  # groups of commands
-RECORDS = {  # in results: keys, and texts that are names
+RECORDS = {  # keys and names in stored results
     "centre": "center",
     "own_centre": "own_center",
     "learnt": "learned",

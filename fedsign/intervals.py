@@ -56,6 +56,7 @@ def paired_difference(
         return None
     sign, num_pairs = (1 if higher_is_better else -1), len(differences)
     half = None
+    # equal differences, such as all 0 for identical runs, would give an interval of width 0
     if std is not None and not math.isclose(min(differences), max(differences), abs_tol=_ROUNDING):
         half = float(stdtrit(num_pairs - 1, 0.5 + _CONFIDENCE / 2)) * std / num_pairs**0.5
     return Interval(

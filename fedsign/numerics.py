@@ -80,6 +80,7 @@ def in_full(values: Tensor) -> Tensor:
 @contextmanager
 def _cuda_flags(tf32: bool) -> Iterator[None]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    # benchmark chooses algorithms by timing, so two runs could round differently
     before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = True, False, tf32, tf32
     try:

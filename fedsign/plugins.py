@@ -265,6 +265,7 @@ def _field(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> tuple[Any,
     if parameter.default is None:
         hint = Optional[hint]  # noqa: UP045 - `|` fails on hints that are strings
     leaves = _leaves(hint)
+    # pydantic would take `true` for 1
     if leaves & {int, float} and not leaves & {bool, Any, object}:
         hint = Annotated[hint, BeforeValidator(refuse_bool)]
     default = ... if parameter.default is inspect.Parameter.empty else parameter.default

@@ -295,7 +295,7 @@ def _module(kind: str, name: str, module_name: str) -> ModuleType:
             f"{kind} '{name}': there is no module '{module_name}' in {Path.cwd()} or among the installed "
             f"packages; start from the folder that holds it.{_shadowed(module_name)}"
         ) from error
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a script may call sys.exit on import
         raise error_in(kind, name, error) from error
 
 

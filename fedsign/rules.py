@@ -79,6 +79,7 @@ class _Fields:
     found: object
 
     def __getitem__(self, name: str) -> Any:
+        # lazily: only a template that names the model builds it
         return self.found if name == "found" else getattr(self.checked, name)
 
 

@@ -282,7 +282,7 @@ def composed(table: type[SectionT], added: Iterable[tuple[str, type[Table]]]) ->
     for path, each in added:
         key, _, rest = path.partition(".")
         if not path:
-            bases.insert(0, each)
+            bases.insert(0, each)  # first, so that a capability's keys override the core's, such as client.path
         elif key in table.model_fields:
             inner[key].append((rest, each))
         else:

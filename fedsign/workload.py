@@ -213,7 +213,7 @@ class Workload:
         if adapt is not None:
             with torch_stream(self.config.seed, Purpose.ADAPTERS):
                 adapt(model, optimizer.settings)
-        model = model.to(self.device)
+        model = model.to(self.device)  # only now: initial values are drawn on the CPU, the same for every device
         for each in transforms_of(model):
             each.place(model, self._shared)
         vars(self).setdefault("roles", roles_of(model))  # saves building a large model again for its roles

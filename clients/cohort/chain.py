@@ -37,10 +37,10 @@ class Linear:
 
     def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """[K, ..., inputs] -> [K, ..., width]."""
-        if x.dim() > 3:
+        if x.dim() > 3:  # bmm takes [K, n, inputs] only
             flat: Tensor = self(theta, x.flatten(1, -2))
             return flat.reshape(*x.shape[:-1], self.width)
-        weight = theta[self.weight].transpose(1, 2)
+        weight = theta[self.weight].transpose(1, 2)  # [K, inputs, width]
         return torch.bmm(x, weight) if self.bias is None else torch.baddbmm(theta[self.bias].unsqueeze(1), x, weight)
 
 
@@ -57,7 +57,8 @@ class Function:
 
 
 Layer = Linear | Function
-_FLATTEN = Function(lambda x: x.flatten(2), lambda g, x, y: g.view_as(x))
+_FLATTEN = Function(lambda x: x.flatten(2), lambda g, x, y: g.view_as(x))  # K and B stay
+# As in torch's own derivatives, each function's backward reads either the input x or the output y.
 _FUNCTIONS: dict[type[nn.Module], Callable[[Any], Function]] = {
     nn.ReLU: lambda _: Function(torch.relu, lambda g, x, y: _aten.threshold_backward(g, y, 0)),
     nn.ReLU6: lambda _: Function(nn.functional.relu6, lambda g, x, y: _aten.hardtanh_backward(g, x, 0, 6)),
@@ -73,7 +74,7 @@ _FUNCTIONS: dict[type[nn.Module], Callable[[Any], Function]] = {
     ),
     nn.ELU: lambda module: Function(
         partial(nn.functional.elu, alpha=module.alpha),
-        lambda g, x, y: _aten.elu_backward(g, module.alpha, 1, 1, False, x),
+        lambda g, x, y: _aten.elu_backward(g, module.alpha, 1, 1, False, x),  # scale, input_scale, is_result
     ),
     nn.Softplus: lambda module: Function(
         module.forward, lambda g, x, y: _aten.softplus_backward(g, x, module.beta, module.threshold)
@@ -86,7 +87,7 @@ def chain_layers(model: nn.Module) -> list[Layer] | None:
     layers: list[Layer] = []
     for name, module in model.named_modules(remove_duplicate=False):  # one ReLU may occur several times
         kind, prefix = type(module), f"{name}." if name else ""
-        if module._forward_hooks or module._forward_pre_hooks:
+        if module._forward_hooks or module._forward_pre_hooks:  # they may change inputs or outputs
             return None
         if isinstance(module, nn.Linear) and kind is nn.Linear:
             bias = None if module.bias is None else f"{prefix}bias"
@@ -122,6 +123,7 @@ class ChainGradient:
             passed.append((x, y))
             x = y
         losses, gradient = self._loss(x, batch.targets, batch.weights)
+        # [K, 1, B]: a bias gradient is a sum over B; as a product with ones, it applies beta and alpha in the same call
         if self._ones.shape != (len(x), 1, x.shape[1]) or self._ones.dtype != x.dtype:
             self._ones = x.new_ones(len(x), 1, x.shape[1])
         for place in reversed(range(self._first, len(passed))):  # no gradient for the features
@@ -129,9 +131,9 @@ class ChainGradient:
             if not isinstance(layer, Linear):
                 gradient = layer.gradient(gradient, x, y)
                 continue
-            later = (
-                torch.bmm(gradient, theta[layer.weight]) if place > self._first else gradient
-            )  # computed before the update below, since `into` may be theta
+            # before the update below, since `into` may be theta
+            later = torch.bmm(gradient, theta[layer.weight]) if place > self._first else gradient
+            # [K, n_l, B] x [K, B, n_l-1]
             into[layer.weight].baddbmm_(gradient.transpose(1, 2), x, beta=beta, alpha=alpha)
             if layer.bias is not None:
                 into[layer.bias].unsqueeze(1).baddbmm_(self._ones, gradient, beta=beta, alpha=alpha)
@@ -159,9 +161,8 @@ def _cross_entropy(
     outputs: Tensor, targets: Tensor, weights: Tensor, *, smoothing: float, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """-sum_c q_c log p_c with q_c = (1 - s) [c is the target] + s / C; the gradient for the logits is p - q."""
-    logits = outputs.transpose(
-        1, 2
-    ).contiguous()  # [K, C, B], because torch's softmax is slow over a short last dimension
+    # [K, C, B], because torch's softmax is slow over a short last dimension
+    logits = outputs.transpose(1, 2).contiguous()
     if temperature != 1:
         logits = logits / temperature
     log_p = torch.log_softmax(logits, 1)
@@ -170,12 +171,12 @@ def _cross_entropy(
     if smoothing:
         losses.mul_(1 - smoothing).sub_(log_p.mean(1), alpha=smoothing)
     weights = weights.unsqueeze(1)
-    gradient = log_p.exp_()
+    gradient = log_p.exp_()  # in place, so only after the losses have read log_p
     if smoothing:
-        gradient.sub_(smoothing / gradient.shape[1])
+        gradient.sub_(smoothing / gradient.shape[1])  # q is s / C everywhere, and 1 - s more at the target
     gradient.mul_(weights).scatter_add_(1, right, weights * (smoothing - 1))
     if temperature != 1:
-        gradient.div_(temperature)
+        gradient.div_(temperature)  # chain rule: the logits were divided as well
     return losses, gradient.transpose(1, 2)
 
 

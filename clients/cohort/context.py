@@ -49,6 +49,7 @@ class CohortContext:
         """Map `function(context, *slices of stacked)` over the clients with vmap."""
         displacement = None
         if self.unit_displacement is not None:
+            # vmap maps tensors only, so each client's number becomes one
             displacement = next(iter(self.received.values())).new_tensor(self.unit_displacement)
 
         def of_client(received: Tensors, state: Tensors, shared: Tensors, far: Tensor | None, *own: object) -> object:
@@ -73,6 +74,7 @@ def cohort_context(contexts: Sequence[LocalContext]) -> CohortContext:
     """Combine the contexts of several clients."""
     first = contexts[0]
     others = [context for context in contexts if context is not first]
+    # by identity: a round's clients share one converted model, and comparing values would read all of it
     received_differs = any(context.received is not first.received for context in others)
     shared_differs = any(not same_tensors(context.shared, first.shared) for context in others)
     displacements = [context.unit_displacement for context in contexts if context.unit_displacement is not None]

@@ -49,6 +49,7 @@ class CohortLoss:
         theta is [K, ...].  BatchNorm updates `buffers` [K, ...] in place.  The batch needs a mask for each of `draws`.
         """
         outputs, contrast = self._passed(theta, buffers or {}, batch, context)
+        # a task knows one batch axis: K clients with B samples are one batch of K B
         losses = self._task.losses(outputs.flatten(0, 1), batch.targets.flatten()).view_as(batch.weights)
         total = (losses * batch.weights).sum()
         if contrast is not None:
@@ -89,11 +90,13 @@ class CohortLoss:
         """One client's outputs [B, outputs] and contrast; see [Note: means over true samples]."""
         module, features = self._model.module, batch.features
         self._model.batch.begin(batch.weights, batch.masks)
+        # only this pass moves the running statistics; those in `of` compute representations under other parameters
         outputs, z = forward_with_features(module, {**theta, **buffers}, features, moves_buffers=True)
 
         def of_sample(present: Tensor, place: Tensor) -> Tensor:
             def of(others: Mapping[str, Tensor]) -> Tensor:
                 """This sample's representation, from the whole batch, since BatchNorm mixes samples."""
+                # the sample's row, [1, d]
                 return forward_with_features(module, {**buffers, **others}, features)[1].index_select(0, place[None])
 
             term = self._objective.contrast(Representation(present=present[None], of=of), context)
@@ -119,7 +122,8 @@ def _own(objective: Objective, theta: Tensors, context: LocalContext) -> Tensors
     found = objective.penalty_gradient(theta, context)
     if found is None:
         return None
-    # A gradient that reads only shared tensors has no client axis yet.
+    # A gradient that reads only shared tensors has no client axis yet.  The clone has memory of its own, because the
+    # chain's gradient is added in place.
     return {
         name: found[name] if found[name].shape == tensor.shape else found[name].expand_as(tensor).clone()
         for name, tensor in theta.items()

@@ -63,6 +63,7 @@ class CohortModel:
         self.batch: Final = Batch()
         self.has_norm: Final = any(type(module) in STACKED_NORMS for module in model.modules())
         self.draws: Final = any(type(module) in STACKED_DROPOUTS for module in dropouts(model))
+        # a copy, because the replaced methods work within a stack only
         self.module: Final = copy.deepcopy(model) if self.has_norm or self.draws else model
         for module in self.module.modules():
             if isinstance(module, STACKED_NORMS) and type(module) in STACKED_NORMS:
@@ -80,9 +81,10 @@ def drawn_masks(
     """
     width = like.shape[1]
     masks = [like.new_zeros(len(lengths), width, *draw.shape) for draw in draws]
+    # client by client, in calling order: each generator then draws what it draws on the sequential path
     for client, (num, generator) in enumerate(zip(lengths.tolist(), generators, strict=False)):
         for draw, mask in zip(draws, masks, strict=True):
-            if 0 < draw.keep < 1:
+            if 0 < draw.keep < 1:  # with p = 1 the mask stays 0, and torch draws nothing either
                 mask[client, :num] = _drawn(draw, num, like, generator)
     return masks
 
@@ -118,10 +120,11 @@ def _batch_norm(module: _Norm, batch: Batch, x: Tensor) -> Tensor:
         )
     ones = (1,) * (x.dim() - 2)
     pixels = prod(x.shape[2:])
-    weights = (batch.weights / pixels).view(-1, 1, *ones)
+    weights = (batch.weights / pixels).view(-1, 1, *ones)  # [B, 1, ...]: each true value of a channel weighs alike
     dims = [0, *range(2, x.dim())]
     mean = (x * weights).sum(dims, keepdim=True)
     centered = x - mean
+    # from centered values: E[x^2] - E[x]^2 would cancel in float32
     variance = (centered.square() * weights).sum(dims, keepdim=True)
     if module.training and module.track_running_stats:
         _move(module, batch.count * pixels, mean.detach().flatten(), variance.detach().flatten())

@@ -70,6 +70,7 @@ class CohortOptimizer:
 
 def clip_each(gradients: list[Tensor], max_norm: float) -> list[Tensor]:
     """`torch.nn.utils.clip_grad_norm_` per client; gradients are [n, ...]."""
+    # [tensors, n]
     norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients])
-    factors = (max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)  # [n]
+    factors = (max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)  # [n]; 1e-6 as in torch
     return [gradient * factors.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients]

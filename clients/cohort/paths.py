@@ -39,6 +39,7 @@ def _is_faster(experiment: Experiment) -> bool:
     model, objective = experiment.model, experiment.objective
     is_fast = objective.has_gradient or not objective.has_penalty
     is_small = sum(parameter.numel() for parameter in model.parameters()) <= _MOST_PARAMETERS
+    # `why_not` last, because it tries a step
     return is_fast and is_small and chain_layers(model) is not None and not COHORT.why_not(experiment)
 
 
@@ -47,6 +48,7 @@ def chunk_of(workload: Workload) -> int:
     model, client = workload.make_model(), workload.config.client
     parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     activation_bytes = (
+        # activations and their gradients, of 4 bytes each
         2 * 4 * min(client.batch_size, workload.split.largest) * _num_activations(model, two_samples(workload)[:1])
     )
     fitting = _STACK_BYTES // (_COPIES * parameter_bytes + activation_bytes)

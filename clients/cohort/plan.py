@@ -69,7 +69,8 @@ def cohort_plan(indices: Sequence[IntArray], rngs: Iterable[np.random.Generator]
     epoch, batch = np.divmod(step, per)
     is_active = step < total
     batch_size = batching.batch_size
-    lengths = np.where(batch == per - 1, size - batch * batch_size, batch_size)  # [S, K]
+    # [S, K]; an epoch's last batch takes what is left, with `join_last` one more
+    lengths = np.where(batch == per - 1, size - batch * batch_size, batch_size)
     lengths = np.where(is_active, lengths, 0)
     first = np.where(is_active, begin + epoch * size + batch * batch_size, 0)
     place = np.arange(lengths.max())
@@ -80,7 +81,7 @@ def cohort_plan(indices: Sequence[IntArray], rngs: Iterable[np.random.Generator]
         active=is_active.sum(1).tolist(),
         lengths=lengths,
         samples=torch.from_numpy(dealt[first[:, :, None] + is_true * place]),  # [Note: padding]
-        weights=torch.from_numpy(is_true / np.maximum(lengths, 1)[:, :, None]),
+        weights=torch.from_numpy(is_true / np.maximum(lengths, 1)[:, :, None]),  # clients that are done have length 0
         loss_weights=torch.from_numpy(last_epoch / last_epoch.sum(0)),
     )
 
@@ -94,6 +95,7 @@ def _dealt(
     for index, num, rng in zip(indices, num_epochs, rngs, strict=True):
         begins.append(place)
         for _ in range(num):
+            # all of the last epoch, too, even if it is cut short: the draws of `Batching.schedule`
             rng.shuffle(dealt[place : place + len(index)])  # same draws as `permutation`, without a copy
             place += len(index)
     return dealt, begins

@@ -71,6 +71,7 @@ class CohortTrainer:
         self._roles, self._packing = roles_of(self._model), packing_of(self._model)
         self._batching = Batching.of(client, join_last=has_batch_norm(self._model))
         self._learning_rate = learning_rate(workload)
+        # only read for its groups and settings; `CohortOptimizer` takes the steps
         self._optimizer_at = lru_cache(maxsize=1)(
             lambda lr: optimizer_of(client.optimizer, model, lr, client.weight_decay)
         )
@@ -130,6 +131,7 @@ class CohortTrainer:
             self._batching,
         )
         ordered = [clients[index] for index in plan.order]
+        # copies: if the stack raises, its clients start again from the same values
         theta = _copies([client.context.received for client in ordered])
         buffers = _copies([client.buffers for client in ordered])
         streams = [
@@ -148,6 +150,7 @@ class CohortTrainer:
             frozen_norms=frozen,
         )
         trained = _TrainedChunk(clients=ordered, tensors=theta | buffers, train_losses=losses)
+        # back in the order of the requests, in which the server sums replies
         return trained if plan.order == sorted(plan.order) else _joined([trained], clients)
 
     def _replies(self, stack: _TrainedChunk, states: ClientStore) -> Iterator[TrainReply | CohortReply | Failure]:
@@ -172,9 +175,8 @@ class CohortTrainer:
             yield from (extra for extra in kept if isinstance(extra, Failure))
             replies = replies.without(failed) if failed else replies
             extras = [extra for extra in kept if not isinstance(extra, Failure)]
-            if not all(
-                _shapes(extra) == _shapes(extras[0]) for extra in extras
-            ):  # let the server judge which are wrong
+            # not stackable: let the server judge which are wrong
+            if not all(_shapes(extra) == _shapes(extras[0]) for extra in extras):
                 yield from (replace(one, extra=extra) for one, extra in zip(replies.replies(), extras, strict=True))
                 return
             replies = replace(replies, extra=stacked_tensors(extras) if extras else {})
@@ -202,7 +204,7 @@ class _Round:
         self._workload, self.optimizer = workload, optimizer
         self._packing = packing = packing_of(model)
         self._sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        self._contexts: dict[int, LocalContext] = {}
+        self._contexts: dict[int, LocalContext] = {}  # by number of steps, which `unit_displacement` depends on
         self.objective = plugins.build("objective", self._spec.name, self._spec.settings)
         self.received = _once(partial(_received, model, packing))
         self._shared = _once(lambda came: dict(packing.whole(to_device(came, workload.device))))
@@ -245,7 +247,7 @@ def _once(convert: Callable[[Tensors], T]) -> Callable[[Tensors], T]:
 
     def converted(came: Tensors) -> T:
         if not last or not same_tensors(came, last[0][0]):
-            last[:] = [(came, convert(came))]
+            last[:] = [(came, convert(came))]  # holds on to `came`, so that no other tensor gets its identity
         return last[0][1]
 
     return converted

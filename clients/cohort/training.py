@@ -68,7 +68,7 @@ class CohortTraining:
         """
         some = next(iter(theta.values()))
         weights = plan.weights.to(some)
-        losses = torch.zeros_like(weights)
+        losses = torch.zeros_like(weights)  # [S, K, B]; read once at the end, since reading synchronizes a GPU
         step = _Step(self, objective, optimizer)
         if self.model.has_norm:
             self.model.module.train()
@@ -82,9 +82,10 @@ class CohortTraining:
                     batch, kept = batch.first(num), kept[:num]
                 if streams:
                     lengths = plan.lengths[place, :num]
+                    # before dropout, because the sequential path draws in this order
                     batch = batch._replace(features=self._augmented(batch.features, lengths, streams))
                     if self.model.draws:
-                        if place == 0:
+                        if place == 0:  # a step's dropout calls, with their shapes per sample, never change
                             draws = step.draws(batch)
                         batch = batch._replace(masks=tuple(drawn_masks(draws, lengths, streams, batch.features)))
                 kept.copy_(step(batch))
@@ -120,7 +121,7 @@ class _Step:
     """A local step of the clients that still take part."""
 
     def __init__(self, training: CohortTraining, objective: Objective, optimizer: CohortOptimizer) -> None:
-        self._chain = None if objective.contrasts else training.chain
+        self._chain = None if objective.contrasts else training.chain  # a contrast reads the representation
         self._loss = CohortLoss(training.model, training.task, objective, training.layers)
         self._objective, self._optimizer = objective, optimizer
         self._clip_norm, self._masks = training.workload.config.client.clip_norm, training.masks
@@ -137,7 +138,7 @@ class _Step:
         if num == self._num:
             return
         self._num = num
-        self._theta = {name: tensor[:num] for name, tensor in theta.items()}
+        self._theta = {name: tensor[:num] for name, tensor in theta.items()}  # views: steps update the stack in place
         self._buffers = {name: tensor[:num] for name, tensor in buffers.items()}
         if self._reads_context:
             self._context = context.first(num)
@@ -157,8 +158,10 @@ class _Step:
         pull = None if self._penalty is None else self._penalty()
         is_plain = pull is None and not self._clip_norm and not self._masks
         if self._chain is not None and is_plain and descent is not None:
+            # theta <- theta - lr gradient, within the products that compute the gradient
             return self._chain.add(self._theta, batch, self._theta, beta=1, alpha=-descent)
         losses, gradient = self._gradient_of(pull, batch)
+        # before clipping: elements without weights do not count in the norm
         gradients = [each * self._masks[name] if name in self._masks else each for name, each in gradient.items()]
         if self._clip_norm:
             gradients = clip_each(gradients, self._clip_norm)
@@ -167,7 +170,8 @@ class _Step:
 
     def _gradient_of(self, pull: Tensors | None, batch: CohortBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
         if self._chain is not None:
-            if pull is None and not self._gradient:
+            if pull is None and not self._gradient:  # reused from step to step
+                # uninitialized: with beta = 0, the first product ignores it, NaN included
                 self._gradient = {name: torch.empty_like(tensor) for name, tensor in self._theta.items()}
             into, beta = (self._gradient, 0) if pull is None else (pull, 1)
             return self._chain.add(self._theta, batch, into, beta=beta, alpha=1), into

@@ -26,7 +26,7 @@ from fedsign.workload import Workload
 def two_samples(workload: Workload) -> Tensor:
     """Two different inputs [2, ...] with the shape of the data."""
     first, _ = workload.dataset.train.batch(torch.tensor([0]))
-    return torch.cat([first, first.flip(-1) + 1]).to(workload.device)
+    return torch.cat([first, first.flip(-1) + 1]).to(workload.device)  # + 1: a flip alone may change nothing
 
 
 def _strange(layers: list[nn.Module], known: tuple[type[nn.Module], ...]) -> str:
@@ -51,6 +51,7 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
         return "the model's output for a sample depends on the other samples of the batch, which may be padding"
     samples, task = cast(Samples, workload.training_samples), cast(SampleTask, workload.training_task)
     received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    # two different clients: mixed-up gradients of equal ones would look right
     theta = {name: torch.stack([tensor, tensor + 0.5]).requires_grad_() for name, tensor in received.items()}
     state = objective.initial_state(received) if objective.has_state else {}
     sizes = {name: tensor.numel() for name, tensor in received.items()}

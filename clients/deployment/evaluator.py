@@ -52,4 +52,4 @@ def _by_owner(samples: AnySamples | None) -> dict[int, AnySamples]:
     if samples is None or samples.owners is None or not len(samples):
         return {}
     parts = group(samples.owners.numpy(), int(samples.owners.max()) + 1)
-    return {owner: samples[index] for owner, index in enumerate(parts) if len(index)}
+    return {owner: samples[index] for owner, index in enumerate(parts) if len(index)}  # other owners are at other nodes

@@ -101,6 +101,7 @@ class SuperNode(Node):
         else:
             root = Path(os.environ.get("FLWR_HOME") or Path.home() / ".fedsign") / "clients"
         run = str(self.context.run_config.get(RUN_KEY, ""))
+        # the name comes from the server, and must not lead out of the folder
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", run):
             raise ConfigError(
                 f"the run is called '{run}', which can be no folder's name; run it with this version of FedSign."
@@ -135,6 +136,7 @@ def _workload(experiment: str, partitions: tuple[int, ...], own: tuple[tuple[str
     changes = {path: given[key] for _, _, key, path in settings.node_keys() if key in given}
     for table in settings.site_tables().values():
         if any(key in given for name, _, key, _ in settings.node_keys() if name == table.name):
+            # once a site sets a key of a table, consents in the experiment no longer count: only its own do
             changes = {f"{table.section}.{key}": False for key in table.consents} | changes
     if given.get(settings.DEVICE_KEY):
         changes["engine.device"] = given[settings.DEVICE_KEY]

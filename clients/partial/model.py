@@ -33,18 +33,21 @@ class PartModel(WorkingModel):
     """A working model for optimizers that train a part of it; see [Note: whose memory]."""
 
     _borrowed: set[nn.Parameter]  # alias received tensors
-    _copied: set[nn.Parameter]  # did so until they were drawn
+    _copied: set[nn.Parameter]  # aliased one until they were drawn for training
     _moved: list[OnDevice]
 
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
         super().__init__(module, numerics)
         self.home = torch.device("cpu")  # where tensors arrive
         self._tensors = None  # not cached, since a parameter's memory changes every round
+        # tied ones under each name, as they are received
         self._of_name = dict(module.named_parameters(remove_duplicate=False))
+        # `release` empties parameters
         self._shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
-        self._borrows = self._is_plain and not self._channels_last
+        self._borrows = self._is_plain and not self._channels_last  # received tensors are contiguous
         self._forget()
         if numerics.device.type == "cpu" and self._borrows:
+            # frees the initial weights: from now on, parameters have memory only while they borrow
             self._borrowed = set(self.parameters.values())
             self.release()
 
@@ -58,6 +61,7 @@ class PartModel(WorkingModel):
         for name, parameter in self._of_name.items():
             given, is_row = tensors[name].detach(), name in self._rows
             if given.device == parameter.device and given.dtype == parameter.dtype and not is_row:
+                # .data, because the optimizer and tied layers hold on to the Parameter object
                 parameter.data = given
                 self._borrowed.add(parameter)
                 continue
@@ -68,14 +72,14 @@ class PartModel(WorkingModel):
             else:
                 parameter.data.copy_(given)
         for name, tensor in self.module.state_dict().items():
-            if self.roles[name] is Role.BUFFER:
+            if self.roles[name] is Role.BUFFER:  # never borrowed: a forward pass writes into them
                 tensor.copy_(tensors[name])
 
     def take(self, names: Collection[str]) -> None:
         """Train these parameters from now on, and no others."""
         # copy before the optimizer writes: the memory still belongs to the request
         for parameter in {self._of_name[name] for name in names} & self._borrowed:
-            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)  # goes into the reply as it is
             self._borrowed.remove(parameter)
             self._copied.add(parameter)
         self.in_training = {name: parameter for name, parameter in self.parameters.items() if name in names}

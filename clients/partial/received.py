@@ -63,7 +63,7 @@ class ReceivedTensors(ClientMiddleware):
         try:
             for name, tensor in request.tensors.items():
                 self._write(digests[name], tensor)
-            self._remove_all_but(set(digests.values()))
+            self._remove_all_but(set(digests.values()))  # last: if a write fails, the previous model stays whole
         except (FedSignError, OSError, SafetensorError) as error:
             _log.warning("what client %d received is not kept, and will be sent again: %s", request.partition, error)
         whole = here | request.tensors
@@ -85,7 +85,7 @@ class ReceivedTensors(ClientMiddleware):
     def _write(self, digest: str, tensor: Tensor) -> None:
         """Write a tensor atomically; other processes may write the same one."""
         path = self._path(digest)
-        if path.exists():
+        if path.exists():  # named by its content, so there is nothing to write
             return
         partial = path.with_name(f"{path.name}.{token_hex(8)}{PARTIAL}")  # unique per writer
         with disk_errors(path):

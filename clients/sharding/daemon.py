@@ -36,7 +36,7 @@ def main(parent: Connection) -> None:
                     pass
             except TimeoutError:
                 server.close()  # first, so that a new request starts another daemon
-                group.part(is_over=False)
+                group.part(is_over=False)  # joined machines then look for the next daemon
 
 
 def _answer(connection: Connection, group: ShardGroup, server: socket.socket) -> bool:

@@ -48,7 +48,7 @@ def _task_of(workload: Workload, model: nn.Module) -> Task:
     parameters = list(model.parameters())
     itemsize = max(parameter.element_size() for parameter in parameters)
     defaults = make_optimizer(workload, model, round=1).defaults
-    moments = 2 if "betas" in defaults else int(bool(defaults.get("momentum")))
+    moments = 2 if "betas" in defaults else int(bool(defaults.get("momentum")))  # Adam's two, or SGD's momentum
     share = -(-client.batch_size // ShardingSection.of(workload.config).ranks)
     return Task(
         params=sum(parameter.numel() for parameter in parameters),

@@ -33,7 +33,7 @@ from fedsign.transport.connection import Message, poll
 from fedsign.transport.tensors import Layout
 from fedsign.workload import Workload
 
-_LAST_WORDS_S = 1.0  # the complaint of a rank about a lost one may arrive before the loss itself
+_LAST_WORDS_S = 1.0  # a rank may complain about a lost one before the loss itself is reported
 
 
 class _ToldError(FedSignError):
@@ -82,6 +82,7 @@ class ShardGroup:
             self._rendezvous = None
 
     def _train(self, request: TrainRequest) -> TrainReply:
+        # a strategy may change the objective after the check before the run
         check([OBJECTIVE], Experiment(workload=self._workload, spec=request.objective))
         deadline = time.monotonic() + self._workload.config.server.round_timeout_s
         if self._store is None:
@@ -100,6 +101,7 @@ class ShardGroup:
             tensors=Layout.from_json(answers[0]["layout"]).read(lent),
             roles=self._roles,
             num_examples=len(self._workload.share_of(request.partition)),
+            # summed by rank, in whatever order they answered
             metrics={"train-loss": mean_loss(answers[0]["nums"], [each["losses"] for each in answers])},
         )
 
@@ -118,6 +120,7 @@ class ShardGroup:
             self._joined = self._opened_rendezvous().take(num - 1, deadline=deadline, wait_s=self._settings.join_s)
         self._store, where = opened_store({each.connection.local_host for each in self._joined})
         for number, host in enumerate(self._hosts):
+            # consecutive ranks: groups with fast links stay within a machine
             host.start(range(ranks * number // num, ranks * (number + 1) // num), where)
         try:
             self._answers(min(deadline, time.monotonic() + RENDEZVOUS_S))

@@ -34,6 +34,7 @@ from fedsign.transport import handshake, tls
 from fedsign.transport.addresses import Address
 from fedsign.transport.connection import Connection, Message, poll
 
+# without torch's local version: a CPU build and a CUDA build may train together
 FACTS = {"protocol": 4, "fedsign": __version__, "torch": torch.__version__.partition("+")[0]}
 _REMEDY = (
     "give its --secret-file the same content as client.sharding.secret_file, "
@@ -83,7 +84,7 @@ class RemoteRanks:
         for found in connection.drain():
             if found is None:
                 messages.append(RankMessage(self._ranks.start, self._lost()))
-            elif found["group"] == self._group:
+            elif found["group"] == self._group:  # drops what ranks of a former group still sent
                 message = found["message"]
                 if "died" in message:
                     who, how, remedy = message["died"]
@@ -192,6 +193,7 @@ class Rendezvous:
         refusal = ""
         try:
             self._register(connection, is_authenticated=False)
+            # first, because the handshake's proofs cover the certificate
             if not tls.secure(connection, is_listening=True):
                 raise JoinError(f"it did not complete FedSign's handshake within {handshake.HANDSHAKE_S:g} s.")
             handshake.accept(connection, self._key, facts=FACTS, remedy=_REMEDY)
@@ -220,7 +222,7 @@ class Rendezvous:
     def _compare_data(self, connection: Connection) -> None:
         """Send the experiment and compare the data.  Raises: JoinError: the host cannot take part."""
         connection.send(self._experiment)
-        answer = connection.receive()
+        answer = connection.receive()  # without a deadline: reading the data may take minutes
         if answer is None:
             raise JoinError("it was gone before it had loaded the data.")
         if "failed" in answer:

@@ -85,6 +85,7 @@ class AtDaemon:
             if daemon := _connection_to(self._address):
                 return daemon
             # Bound before the daemon starts: concurrent callers then wait for it instead of starting another one.
+            # OSError: the address is bound, because another caller was faster
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server, suppress(OSError):
                 server.bind(self._address)
                 server.listen(_BACKLOG)
@@ -126,6 +127,7 @@ def _address_of(given: Message) -> str:
     """The daemon's address in Linux's abstract namespace, which leaves no files."""
     lasts = given["node"] or os.getpid()
     # with the start time in kernel ticks, because process ids are reused
+    # field 22; the second one, the command in parentheses, may contain spaces
     began = Path(f"/proc/{lasts}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     name = hashlib.sha256(f"{os.getuid()} {lasts} {began} {given}".encode()).hexdigest()[:32]
     return f"\0fedsign-{name}"

@@ -42,9 +42,8 @@ def piece_optimizer(whole: torch.optim.Optimizer, model: nn.Module, pieces: Sequ
                 group["params"].append(piece.tensor)
                 group["masks"].append(mask and mask.part(piece.start, piece.stop, piece.tensor.device))
         groups.append(group)
-    groups[0]["params"].append(
-        nn.Parameter(torch.zeros(1))
-    )  # a rank may own nothing, but an optimizer needs at least one tensor
+    # a rank may own nothing, but an optimizer needs at least one tensor
+    groups[0]["params"].append(nn.Parameter(torch.zeros(1)))
     groups[0]["masks"].append(None)
     rule: Any = rule_of(whole)
     optimizer: torch.optim.Optimizer = made_lean(rule, groups, **({} if rule in _TORCHS else whole.defaults))

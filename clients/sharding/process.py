@@ -61,7 +61,7 @@ def _init_process_group(given: Message, workload: Workload) -> None:
     host, port = given["store"]
     store = TCPStore(host, port, timeout=timedelta(seconds=RENDEZVOUS_S))
     if workload.device.type != "cpu":
-        torch.cuda.set_device(workload.device)
+        torch.cuda.set_device(workload.device)  # first, since NCCL takes the current device
     backend = agreed_backend(store, given["backend"], rank=rank, ranks=ranks)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
 

@@ -71,6 +71,7 @@ class LocalRanks:
             self._children[rank] = self._processes.start(
                 rank,
                 device=device,
+                # by default Gloo takes the address of the host name, which other machines may not reach
                 environment={INTERFACE: store.interface, "NCCL_SOCKET_IFNAME": store.interface},
                 rank=rank,
                 backend=backend,
@@ -115,6 +116,7 @@ def place_of(device: torch.device, *, rank: int, sharding: ShardingSection) -> t
         return str(device), "gloo"
     ranks, num_gpus = sharding.ranks // sharding.machines, torch.cuda.device_count()
     own_each = num_gpus >= ranks
+    # the rank within its machine; too few GPUs are shared round robin
     return f"cuda:{rank % ranks % num_gpus}", "nccl" if own_each and dist.is_nccl_available() else "gloo"
 
 

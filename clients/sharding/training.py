@@ -48,15 +48,15 @@ class ShardedTraining:
         self._packing = packing_of(self._model)
         self._sharded = Sharded(
             self._model,
-            lambda named: made_lean(
-                torch.optim.SGD, [tensor for _, tensor in named], lr=0.0
-            ),  # a placeholder, since each client gets its own optimizer
+            # a placeholder, since each client gets its own optimizer
+            lambda named: made_lean(torch.optim.SGD, [tensor for _, tensor in named], lr=0.0),
             grouping=Grouping(groups=settings.groups, per_group=settings.ranks // settings.groups),
             strategy=settings.strategy,
             units=units_of(workload, self._model),
             prefetch=settings.prefetch,
         )
         self._sizes = {name: parameter.numel() for name, parameter in self._model.named_parameters()}
+        # augmentation draws for the whole batch, and a loss is weighted by its share of the batch's terms
         self._needs_whole_batch = workload.config.data.augment != "none" or hasattr(workload.training_task, "num_terms")
         self._trained: frozenset[str] | None = None  # parameters trained by the last client; None for all
 
@@ -166,6 +166,7 @@ class ShardedPenalty:
         self._objective: Objective = plugins.build("objective", spec.name, dict(spec.settings))
         self._pieces = pieces if self._objective.has_penalty else ()
         self._context = LocalContext(
+            # copies, because the optimizer moves the pieces
             received={str(place): piece.tensor.detach().clone() for place, piece in enumerate(self._pieces)},
             state={},
             shared={},

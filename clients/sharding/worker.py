@@ -151,11 +151,12 @@ class Worker:
             JoinError: the first machine refuses this one.
         """
         while True:
+            # one at a time: handling it may start or end ranks
             readable, *_ = poll([first, *self._ranks.connections()])
             if readable is not first:
                 self._send(first, self._ranks.drain(readable))
                 continue
-            request = first.receive(self._ranks.memory.numpy().data)
+            request = first.receive(self._ranks.memory.numpy().data)  # tensors land in the memory that the ranks share
             if request is None or "over" in request:
                 return request is not None
             if "refused" in request:

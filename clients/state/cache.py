@@ -53,6 +53,7 @@ class StateCache(ClientStore):
             ClientStateError: the states differ from those at the time of the checkpoint.
         """
         found = self._database.digests()
+        # 0 for a state in a file of its own, which this digest does not cover
         self._counted = {partition: found.get((partition, version), 0) for partition, version in versions.items()}
         self._sum = sum(self._counted.values())
         if digest and digest != self._digest:
@@ -68,6 +69,7 @@ class StateCache(ClientStore):
         for old in [held for held in self._held.get(partition, ()) if held < request.round]:
             if old not in request.needed_versions:
                 self._forget(partition, old)
+        # in the transaction of the next commit: a kill before that undoes the removal
         self._database.remove(partition, before=request.round, but=request.needed_versions)
         if not version:
             return None
@@ -75,7 +77,7 @@ class StateCache(ClientStore):
         if state is None:
             state = self._database.read(partition, version)
             if state is None:
-                return super().load(request)
+                return super().load(request)  # a file of a run that began on another engine
             self._hold(partition, version, state)
         else:
             self._held.move_to_end(partition)
@@ -94,7 +96,7 @@ class StateCache(ClientStore):
 
     def commit(self, versions: Mapping[int, int]) -> str:
         """Write the versions that the next checkpoint refers to (partition -> version); return their digest."""
-        for partition, version in sorted(self._unwritten):
+        for partition, version in sorted(self._unwritten):  # a copy, since both branches remove from the set
             if versions.get(partition) == version:
                 self._write(partition, version)
             else:
@@ -109,7 +111,7 @@ class StateCache(ClientStore):
 
     @property
     def _digest(self) -> str:
-        return f"{self._sum % 2**128:032x}"
+        return f"{self._sum % 2**128:032x}"  # 32 hex digits, however many states are summed
 
     def close(self) -> None:
         """Close the database at the end of the run."""
@@ -121,7 +123,7 @@ class StateCache(ClientStore):
         held[version] = state
         self._held.move_to_end(partition)
         while self.held_bytes > self._budget_bytes:
-            oldest = next(iter(self._held))
+            oldest = next(iter(self._held))  # even the state just added, if it exceeds the budget alone
             for each in list(self._held[oldest]):
                 if (oldest, each) in self._unwritten:
                     self._write(oldest, each)

@@ -21,6 +21,7 @@ from fedsign.storage.disk import disk_errors, disk_full, sync
 
 _PIECE_BYTES = 2**28  # SQLite limits a value to a billion bytes
 # Exclusive, since one process runs a run; the log then needs no shared memory, which network disks lack.
+# The page size must be set before WAL.  FULL syncs the log at every commit, which NORMAL does not.
 _SETTINGS = "PRAGMA page_size=16384; PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS states "
@@ -53,6 +54,7 @@ class StateDatabase:
                 "SELECT piece, digest, data FROM states WHERE partition = ? AND version = ? ORDER BY piece",
                 (partition, version),
             ).fetchall()
+            # rows of older versions have no digest
             if any(digest != _digest(partition, version, piece, data) for piece, digest, data in rows if digest):
                 raise sqlite3.DatabaseError(f"the digest of client {partition}'s state does not match")
             return load(b"".join(data for *_, data in rows)) if rows else None
@@ -79,6 +81,7 @@ class StateDatabase:
         data = save({name: tensor.contiguous() for name, tensor in state.items()})
         with self._errors():
             self._begun().execute("DELETE FROM states WHERE partition = ? AND version = ?", (partition, version))
+            # DELETE comes first, because a former state may have had more pieces
             self._begun().executemany(
                 "INSERT INTO states (partition, version, piece, digest, data) VALUES (?, ?, ?, ?, ?)",
                 (
@@ -135,7 +138,7 @@ class StateDatabase:
             self._connection.execute(_TABLE)
             if "digest" not in {row[1] for row in self._connection.execute("PRAGMA table_info(states)")}:
                 self._connection.execute("ALTER TABLE states ADD COLUMN digest TEXT")  # created by an older version
-        sync(self.path.parent)
+        sync(self.path.parent)  # the name of a new file must survive a crash, too
         return self._connection
 
     @contextmanager
@@ -153,4 +156,5 @@ class StateDatabase:
 
 
 def _digest(partition: int, version: int, piece: int, data: bytes) -> str:
+    # with the key, so that swapped rows are detected
     return digest_of(f"{partition} {version} {piece} ".encode(), data)

@@ -23,7 +23,7 @@ def request_from(message: Message, tensors: Tensors, shared: Tensors | None = No
         tensors=tensors,
         objective=ObjectiveSpec(**message["objective"]),
         state_version=message["state_version"],
-        needed_versions=frozenset({message["state_version"]}),
+        needed_versions=frozenset({message["state_version"]}),  # the parent owns the states and removes old versions
         shared=shared or {},
     )
 

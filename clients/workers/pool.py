@@ -64,9 +64,8 @@ class _Call:
     states: ClientStore
     num_left: int  # units not finished
     tasks: WeakValueDictionary[object, _Task] = field(default_factory=WeakValueDictionary)
-    ready: deque[tuple[Result, Unit | None]] = field(
-        default_factory=deque
-    )  # with the unit that this result completes, if any
+    # with the unit that this result completes, if any
+    ready: deque[tuple[Result, Unit | None]] = field(default_factory=deque)
 
 
 @dataclass(slots=True, eq=False)
@@ -134,15 +133,15 @@ class Workers:
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[Result]:
         """Train clients in parallel; replies are in shared memory, which is reused once they are released."""
         call = self._call(list(requests), states)
-        self._calls.append(call)
+        self._calls.append(call)  # until the caller stops; results of an abandoned call are dropped
         try:
             while call.num_left:
                 self._hand_out()
-                self._poll(0.0 if call.ready else self._patience_s())
+                self._poll(0.0 if call.ready else self._patience_s())  # wait only if there is no reply to yield
                 self._end_the_late()
                 if call.ready:
                     result, done = call.ready.popleft()
-                    if done is not None:
+                    if done is not None:  # only now does the window advance, so replies that wait are bounded
                         call.queue.done(done)
                         call.num_left -= 1
                     yield result
@@ -182,7 +181,7 @@ class Workers:
         how = worker.child.exit_reason()
         said = f"what it had to say is in {worker.child.log}"
         if not worker.is_ready:
-            raise EngineError(f"a worker process {how} before it could train; {said}.")
+            raise EngineError(f"a worker process {how} before it could train; {said}.")  # the next one would fail alike
         _log.warning("worker process %d %s; %s. Another takes its place.", worker.index, how, said)
         self._workers[self._workers.index(worker)] = self._start(worker.index)
         for place, job in enumerate(worker.jobs.values()):
@@ -226,6 +225,7 @@ class Workers:
     def _call(self, requests: Sequence[TrainRequest], states: ClientStore) -> _Call:
         client, partition = self._workload.config.client, self._workload.partition
         units = [
+            # with local_steps, a client's cost does not depend on its number of samples
             Unit(unit, sum(1 if client.local_steps else len(partition[request.partition]) for request in unit))
             for unit in chunks_of(requests, self._largest_unit)
         ]
@@ -248,7 +248,7 @@ class Workers:
         units_asked: list[tuple[int, int, list[Message]]] = []
         for unit in units:
             slot = self._replies.take()
-            memory, start, clients = self._replies.lent(slot), 0, []
+            memory, start, clients = self._replies.lent(slot), 0, []  # states first; replies follow from `start` on
             for request in unit.requests:
                 task = self._task(call, request)
                 if task not in job.tasks:
@@ -271,7 +271,7 @@ class Workers:
                 units_asked.append((slot, start, clients))
         if not units_asked:
             return
-        if not worker.jobs:
+        if not worker.jobs:  # an idle worker is silent: count from its first job
             worker.heard_at = time.monotonic()
         worker.jobs[self._num_jobs] = job
         tasks = [task.message for task in job.tasks]

@@ -110,6 +110,7 @@ class _Worker:
                 if "state" in client:
                     begin, layout = client["state"]
                     states.given[client["partition"]] = Layout.from_json(layout).read(unit.memory[begin:])
+        # A stack is exactly one unit, so that it does not depend on which units share a job.
         for requests in units if self.together else [list(chain.from_iterable(units))]:
             for result in self.trainer.train_many(requests, states):
                 partitions = partitions_of(result)
@@ -117,7 +118,7 @@ class _Worker:
                 head = {"job": job["job"], "unit": unit.place}
                 try:
                     self.parent.send(head | _told(result, partitions, unit, states))
-                except FedSignError as error:
+                except FedSignError as error:  # larger than the slot
                     for partition in partitions:
                         failure = failure_of(partition, error)
                         self.parent.send(head | _told(failure, [partition], unit, states))

@@ -80,5 +80,6 @@ class Queue:
 
     def _admit(self) -> None:
         while self._num_admitted < min(len(self._units), self._first + self._window):
+            # ties: first come
             heapq.heappush(self._admitted, (-self._units[self._num_admitted].cost, self._num_admitted))
             self._num_admitted += 1

@@ -140,9 +140,8 @@ def share_data(workload: Workload) -> tuple[Slots, Message] | None:
     file = Slots("data", layout.num_bytes)
     memory = file.memory(file.take())
     layout.write(tensors, memory)
-    vars(workload)["dataset"] = replace(
-        dataset, train=Samples(**layout.read(memory))
-    )  # the slot of the cached_property
+    # the slot of the cached_property
+    vars(workload)["dataset"] = replace(dataset, train=Samples(**layout.read(memory)))
     vars(workload).pop("training_samples", None)  # derived from the original
     return file, {
         "file": file.as_json(),
@@ -163,7 +162,7 @@ def digest_of(dataset: Dataset) -> str:
     found = hashlib.blake2b(str(len(train)).encode(), digest_size=16)
     for tensor in tensors:
         if tensor is not None:
-            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())  # equal bytes may be other samples
             found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 

@@ -78,6 +78,7 @@ class WeightedMean:
         if len(weights) == 1:
             self.add({name: tensor[0] for name, tensor in tensors.items()}, weights[0])
             return
+        # before `add`, which sees sums in at least float32
         self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()} | self._dtypes
         sums = {name: _weighted_sum(tensor, weights) for name, tensor in tensors.items()}
         self.add(sums, sum(weights), sum_of=weights)
@@ -171,6 +172,7 @@ def weighted_mean(
     return Aggregate(
         round=round,
         served=served,
+        # counters stay as served
         mean={name: mean.get(name, own) if own.is_floating_point() else own for name, own in served.items()},
         extra=extra.result() if extra.count else {},
         roles=roles,
@@ -270,6 +272,7 @@ class Dispersion:
         sums = [*([] if self._small_sum is None else [self._small_sum]), *self._large_sums.values()]
         norms = torch.stack(torch._foreach_norm(sums, 2, dtype=torch.float64)).tolist() if sums else []
         norm = float(sum(each**2 for each in norms) ** 0.5) / self._count
+        # max: rounding may leave a variance slightly below 0 if all updates are equal
         return norm, float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm if norm else None
 
 

@@ -51,7 +51,7 @@ class ClientLedger:
     def hand_over(self, partition: int, site: str) -> None:
         """Assign a client to a site; a new site has none of the client's state."""
         if self.owners.get(partition, site) != site:
-            self.versions.pop(partition, None)
+            self.versions.pop(partition, None)  # version 0: the initial state
         self.owners[partition] = site
 
     def checkpoint(self, round: int, *, on_disk: Iterable[int]) -> None:
@@ -257,6 +257,7 @@ class DirectExchange(Exchange):
         """
         reserve = list(enumerate(request.cohort))
         num_wanted = self.num_wanted or len(reserve)
+        # `accepted` is complete here: the consumer takes replies in slot order, and a batch's slots have no gap
         while reserve and (num := num_wanted - len(self.traffic.accepted)) > 0:
             asked, reserve = dict(reserve[:num]), reserve[num:]
             yield from self._arrivals_of({partition: slot for slot, partition in asked.items()}, request)
@@ -294,6 +295,7 @@ class DirectExchange(Exchange):
             check_claims(reply, round=request.round, roles=self._roles)
             sent = reply.tensors
             if self.encoding is not None:
+                # a lossy encoding must act as it does over messages
                 came = encoded(self.encoding, reply, request.tensors)
                 sent, reply = came.tensors, decoded(self.encoding, came, request.tensors)
             check_shapes(reply.tensors, reply.extra, like=request.tensors, is_partial=self.encoding is not None)

@@ -29,6 +29,7 @@ def honor(reply: Message, request: Message) -> Message:
     before, trained = wire.unpack_request(request).tensors, wire.unpack_reply(reply)
     after = trained.tensors
     parameters = [name for name, role in trained.roles.items() if role == Role.PARAMETER]
+    # float64: a sum of 10^8 squares loses digits in float32
     squares = [
         torch.linalg.vector_norm(after[name] - before[name], dtype=torch.float64).square() for name in parameters
     ]

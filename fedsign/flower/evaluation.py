@@ -64,7 +64,7 @@ def unpack_reply(message: Message, request: EvaluateRequest, *, most: int) -> Ev
         ReplyError: the reply is for another round or client, or its numbers of samples are out of range.
     """
     record = wire.of_kind(message.content, ConfigRecord)[wire.REPLY]
-    reply = _REPLY.validate_json(str(record[_ANSWER]), strict=True)
+    reply = _REPLY.validate_json(str(record[_ANSWER]), strict=True)  # strict: the text "1" is no number
     if (reply.round, reply.partition) != (request.round, request.partition):
         raise ReplyError(
             f"the reply is for round {reply.round}, partition {reply.partition}; expected were round {request.round}, "

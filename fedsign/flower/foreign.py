@@ -41,6 +41,7 @@ MEMORY: Mapping[type[Strategy], _Kept] = {
     flower.FedAdam: _ADAPTIVE,
     flower.FedYogi: _ADAPTIVE,
     flower.FedAdagrad: _ADAPTIVE,
+    # unlike other classes, it keeps current_arrays from round to round, to measure its pseudo-gradient from them
     flower.FedAvgM: {"current_arrays": to_record, "momentum_vector": _listed},
     flower.FedMedian: {},
     flower.FedTrimmedAvg: {},
@@ -146,7 +147,7 @@ def _packed(value: Any) -> Tensors:
 
 def _unpacked(places: Tensors, given_back: Callable[[Tensors], Any]) -> Any:
     if "" in places:
-        return None if places[""].dim() else places[""].item()
+        return None if places[""].dim() else places[""].item()  # None was packed as 1-D, a number as 0-d
     return given_back({place.split("/", 2)[2]: tensor for place, tensor in sorted(places.items())})
 
 

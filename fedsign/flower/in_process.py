@@ -44,7 +44,7 @@ class InProcessGrid(MessageGrid):
         for message in batch:
             set_message_id(message, str(self._num_pushed))
             self._num_pushed += 1
-        self._batches.append(self._handle(batch))
+        self._batches.append(self._handle(batch))  # a generator, which has not started
         return [message.metadata.message_id for message in batch]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

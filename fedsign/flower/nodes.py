@@ -115,7 +115,7 @@ class Nodes:
             if self._members is not None:  # a revoked or lost node frees its partition for another
                 claimed = {partition: node_id for partition, node_id in claimed.items() if node_id in online}
             for node_id, partitions, refusal in self._answers():
-                if refusal and node_id not in self._site_of:
+                if refusal and node_id not in self._site_of:  # only registered sites can be left out one by one
                     raise EngineError(f"a node cannot take part: {refusal}")
                 if refusal:
                     refused.add(self._site_of[node_id].partition)
@@ -284,6 +284,7 @@ class Nodes:
             if reply.metadata.reply_to_message_id not in self._waiting:
                 continue  # answers a message of another run or an earlier one
             node_id, self._heard_at = self._waiting[reply.metadata.reply_to_message_id], time.monotonic()
+            # also drops a second question to the same node, since one answer suffices
             self._waiting = {question: asked for question, asked in self._waiting.items() if asked != node_id}
             if reply.has_error() and reply.error.code in _LOST:
                 self._asked.pop(node_id, None)  # to be asked again when it is online

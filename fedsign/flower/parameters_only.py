@@ -41,7 +41,7 @@ class ParametersOnly:
                 record = self._of_role(self._served, Role.BUFFER)
                 record.update(arrays)
                 full[id(arrays)] = (arrays, _in_order(record, self._roles))
-            content = RecordDict(dict(message.content))
+            content = RecordDict(dict(message.content))  # a new one, because the strategy's messages may share theirs
             content[key] = full[id(arrays)][1]
             message.content = content
             complete.append(message)
@@ -54,6 +54,7 @@ class ParametersOnly:
             key, arrays = _model_in(reply.content)
             metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()))
             weight = 1.0 if self._weighted_by == NUM_REPLIES_KEY else float(cast(int, metrics[wire.NUM_EXAMPLES_KEY]))
+            # replies come in the order of the requests, which fixes the order of summation
             self._buffers.add(to_tensors(self._of_role(arrays, Role.BUFFER)), weight)
             reply.content[key] = self._of_role(arrays, Role.PARAMETER)
             metrics[NUM_REPLIES_KEY] = 1

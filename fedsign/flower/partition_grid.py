@@ -194,6 +194,7 @@ class PartitionGrid(MessageGrid, Exchange):
         left = dict.fromkeys(range(len(batch)))
         again = None if self.encoding is None else partial(self._asked_again, batch, set())
         asked = Asked("train", wire.round_of(batch[0]), self.traffic.sent)
+        # closed at once on `break`, so that outstanding replies become overdue now, not at garbage collection
         with closing(self._replies.arrivals(message_ids, asked, deadline=deadline, asked_again=again)) as arrivals:
             for slot, came in arrivals:
                 check = partial(
@@ -234,6 +235,7 @@ class PartitionGrid(MessageGrid, Exchange):
                 "%s (Said once; bytes_down counts what a client lacks by its replies.)",
                 (reply.error.reason or "").partition("\n")[0],
             )
+        # not counted again in bytes_down, which follows from the ledger, the same on every engine
         second = self._outgoing(batch[slot], PlainArrays(), whole=True)
         return next(iter(self._grid.push_messages([second])), None) or None
 
@@ -246,6 +248,7 @@ class PartitionGrid(MessageGrid, Exchange):
         partition, trains = metadata.dst_node_id, metadata.message_type == MessageType.TRAIN
         encodings: dict[str, str] = {}
         digests: dict[str, str] = {}
+        # before the version is read below: a site that takes over a client has none of its state
         if (site := self._nodes.site(partition)) is not None:
             self.ledger.hand_over(partition, site.name)
         if trains and not whole:

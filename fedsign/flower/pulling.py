@@ -71,13 +71,15 @@ class Replies:
                         waiting[message_id] = slot
                 if arrived:
                     steps = pauses()  # back to short pauses
+                # in process, time passes while a reply is computed: go on as long as there are any
                 if is_over and (self._is_remote or not arrived):
                     self._overdue |= {message_id: (asked, slot) for message_id, slot in waiting.items()}
                     slots = [*waiting.values()]
+                    # before the yield, where the caller may stop: `finally` must not overwrite these entries
                     waiting.clear()
                     yield from ((slot, LATE) for slot in slots)
         finally:
-            self._overdue |= dict.fromkeys(waiting)
+            self._overdue |= dict.fromkeys(waiting)  # the caller stopped early, but their replies must be pulled, too
 
     def late(self) -> Iterator[tuple[Asked, int]]:
         """(request, partition) of replies that have arrived too late; expired ones are dropped."""

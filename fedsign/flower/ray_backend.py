@@ -37,6 +37,7 @@ class LastingRayBackend(RayBackend):
             return
         given: dict[str, Any] = dict(backend_config.get("init_args") or {})
         runtime_env = {
+            # before a module of the user can take such a name
             "worker_process_setup_hook": "fedsign.companions.import_packages",
             **given.pop("runtime_env", {}),
         }
@@ -63,7 +64,7 @@ class LastingRayBackend(RayBackend):
         try:
             return pool.fetch_result_and_return_actor_to_pool(future)
         except ray.exceptions.RayActorError:
-            pool._future_to_actor.pop(future)
+            pool._future_to_actor.pop(future)  # forget the dead actor, instead of returning it to the pool
             pool.pool.append(pool.create_actor_fn())  # type: ignore[no-untyped-call]
             return Message(client_error("the process that trained this client died"), reply_to=message), context
         except Exception:

@@ -58,6 +58,7 @@ def checked(
     if encoding is not None:
         reply = decoded(encoding, sent, served)
         wire.replace_arrays(message, reply.tensors)
+    # after decoding: an encoding may send any names, shapes and dtypes
     check_shapes(reply.tensors, reply.extra, like=served, is_partial=encoding is not None)
     check_numbers(reply, max_examples=max_examples)
     check_finite(reply.tensors, reply.extra)
@@ -76,7 +77,7 @@ def read_reply(
         reason = came
     elif came.has_error():
         reason, _, details = (came.error.reason or "the node gave no reason").partition("\n")
-        reason, details = printable(reason), details[:_MAX_DETAILS]
+        reason, details = printable(reason), details[:_MAX_DETAILS]  # untrusted text goes to terminals and files
     else:
         try:
             return read(came)

@@ -72,6 +72,7 @@ class SuperLinkGrid(HttpGrid):
 
     def _pull(self, incoming: _Incoming) -> None:
         pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
+        # skips what earlier pulls received before they came to an object that was not uploaded yet
         wanted = [each.object_id for each in iterate_object_tree(incoming.tree) if each.object_id not in incoming.held]
         pull_objects(wanted, partial(_take, pull, incoming.held))
 
@@ -107,4 +108,4 @@ def _take(pull: Callable[[str], bytes], held: dict[str, bytes], object_id: str) 
         held[object_id] = pull(object_id)
     except ObjectUnavailableError as error:
         raise _StillUploadedError from error
-    return b""
+    return b""  # `pull_objects` would keep all objects a second time

@@ -96,11 +96,11 @@ class Tasks:
         """A task's input; None once another task is available.  The pulling thread ends when its client is closed."""
         puller = futures.ThreadPoolExecutor(max_workers=1)
         pulled = puller.submit(pull_task_input, client)
-        puller.shutdown(wait=False)
+        puller.shutdown(wait=False)  # joining it could take two hours, see [Note: given up]
         while not futures.wait([pulled], timeout=_LOOKS_EVERY_S).done:
             self._early = self._acquired()
             if self._early is not None:
-                return None
+                return None  # see [Note: given up]
         return pulled.result()
 
     def _app(self, run: Run, fab: Fab) -> ClientApp:
@@ -108,6 +108,7 @@ class Tasks:
         if fab.hash_str not in self._apps:
             install_from_fab(fab.content, skip_prompt=True)
             load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+            # imports the app: once per process
             self._apps[fab.hash_str] = load(run.fab_id, run.fab_version, fab.hash_str)
         return self._apps[fab.hash_str]
 

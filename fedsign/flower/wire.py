@@ -93,7 +93,7 @@ def round_of(message: Message) -> int:
 
 def pack_reply(reply: TrainReply, request: Message) -> Message:
     """Pack a reply into a message."""
-    key = next(iter(of_kind(request.content, ArrayRecord)))
+    key = next(iter(of_kind(request.content, ArrayRecord)))  # a strategy may look for the key that it chose
     content = RecordDict(
         {
             key: to_record(reply.tensors),
@@ -181,7 +181,7 @@ def decode(message: Message) -> None:
     for arrays in of_kind(message.content, ArrayRecord).values():
         decode_in_place(arrays, encodings)
     if encodings and record:
-        record["encodings"] = "{}"
+        record["encodings"] = "{}"  # or `unpack_request` would decode a second time
 
 
 def encode_reply(message: Message) -> Message:

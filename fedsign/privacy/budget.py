@@ -40,6 +40,7 @@ class Budget:
         self._count(round)
         # rounds compose per holder, so the holder with the most releases determines epsilon
         spent = self._accountant.epsilon(max(self._spent.values(), default=0))
+        # durable before the caller uses the release: a kill in between must not lose it
         RunFolder(self._path.parent).append(
             NAME, {"round": round, "released": released, **metrics, "epsilon": self.total}, durable=True
         )
@@ -53,7 +54,7 @@ class Budget:
     def _note(self, round: int, released: Mapping[str, str]) -> None:
         for holder, tag in released.items():
             tags = self._tags[round][holder]
-            self._all[holder] += tag not in tags
+            self._all[holder] += tag not in tags  # equal tags: the same release again
             tags.add(tag)
 
     def _count(self, round: int) -> None:

@@ -39,11 +39,8 @@ class Central(Aggregator):
     prefix = "privacy/"
     takes_substitutes: ClassVar = False  # they would change the sampling probability that the accounting assumes
     trusts_server: ClassVar = True
-    withheld: ClassVar = (
-        "train_loss",
-        "update_norm",
-        "client_drift",
-    )  # metrics of unclipped updates, omitted from records
+    # metrics of unclipped updates, omitted from records
+    withheld: ClassVar = ("train_loss", "update_norm", "client_drift")
 
     clip_norm: ClipNorm
     noise_multiplier: NoiseMultiplier
@@ -88,11 +85,11 @@ class Central(Aggregator):
         first = next(each, None)
         if first is None:
             return None
-        layout = Layout(served, first.extra)
+        layout = Layout(served, first.extra)  # a reply is needed for the names of auxiliary tensors
         total, num_below, partitions = np.zeros_like(layout.served), 0, list[int]()
         for reply in chain([first], each):
             update, is_below = clipped(layout.update(reply), self.clip_norm)
-            total += update
+            total += update  # float64 in the order of the requests: the noise is bound to every bit
             num_below += is_below
             partitions.append(reply.partition)
         # The noise is bound to the exact sum that it hides; see [Note: bound to what it hides] in
@@ -101,6 +98,7 @@ class Central(Aggregator):
         self._released = {MODEL: secret.tag("released", *labels)}
         std = self.update_multiplier(size) * self.clip_norm
         noisy = total + std * secret.normal(len(total), "update", *labels) if std else total
+        # size, even if replies are missing: the sensitivity must not depend on failures
         mean, extra = layout.tensors(layout.served + noisy / size)
         self.follow(num_below, len(partitions), cohort_size=size, secret=secret, labels=labels)
         return Aggregate(

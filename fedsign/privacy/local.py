@@ -46,6 +46,7 @@ class Local(Aggregator):
         layout = Layout(received, reply.extra)
         update, _ = clipped(layout.update(reply), self.clip_norm)
         if std := self.noise_multiplier * self.clip_norm:
+            # bound to the model received, too: two models in one round get independent noise
             labels = (reply.partition, reply.round, digest_of([layout.served, update]))
             update = update + std * secret.normal(len(update), "reply", *labels)
         tensors, extra = layout.tensors(layout.served + update)

@@ -44,8 +44,10 @@ class Secret:
         for start in range(0, len(drawn), 2 * _BLOCK):
             part = drawn[start : start + 2 * _BLOCK]
             half = len(part) // 2
+            # one stream per block bounds memory; "<u8" reads the same numbers on every machine
             words = np.frombuffer(self._stream(8 * len(part), *labels, start), dtype="<u8")
-            uniform = ((words >> np.uint64(11)) + np.float64(1)) * 2.0**-53  # in (0, 1]
+            # in (0, 1], without the 0 whose log is infinite
+            uniform = ((words >> np.uint64(11)) + np.float64(1)) * 2.0**-53
             radius, angle = np.sqrt(-2 * np.log(uniform[:half])), 2 * math.pi * uniform[half:]
             part[:half], part[half:] = radius * np.cos(angle), radius * np.sin(angle)
         return drawn[:count]
@@ -125,6 +127,7 @@ def _write_once(path: Path, key: bytes) -> None:
     """Write atomically, readable by the owner only; among concurrent writers one wins, and all then read its key."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # created with mode 0600; unbuffered, so that fsync sees the key
         with NamedTemporaryFile(dir=path.parent, suffix=PARTIAL, buffering=0) as partial, suppress(FileExistsError):
             partial.write(key + storage_digest(key).encode())
             os.fsync(partial.fileno())

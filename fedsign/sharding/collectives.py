@@ -70,7 +70,7 @@ class Collectives:
     @property
     def counts(self) -> dict[Collective, Count]:
         """Counts so far by collective; waits for all work in flight."""
-        if self._last is not None:
+        if self._last is not None:  # work runs in order, so the last one ends all
             self._last.wait()
         return self._counts
 
@@ -80,7 +80,7 @@ class Collectives:
 
     def start(self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None = None) -> Work:
         """Start collectives in sequence, in place, then call `then`; keep the tensor until the work is done."""
-        if self._executor is None:
+        if self._executor is None:  # lazy, because the first tensor's device decides
             self._executor = self._make_executor(tensor)
         self._last = self._executor.start(partial(self._carry_out, tuple(collectives), tensor, then))
         return self._last
@@ -166,13 +166,14 @@ class Collectives:
 
     def _blocks(self, whole: Tensor) -> list[list[Tensor]]:
         """`[group][local]`: blocks by the rank that owns them."""
-        by_local = whole.view(self.grouping.per_group, self.grouping.groups, -1)
+        by_local = whole.view(self.grouping.per_group, self.grouping.groups, -1)  # block = local * groups + group
         return [list(by_local[:, group]) for group in range(self.grouping.groups)]
 
     def _ring_gather(self, chunks: Sequence[Tensor], ring: Sequence[int]) -> None:
         """Start with `chunks[k]` at `ring[k]`; end with all chunks at all ranks."""
         size, me = len(ring), ring.index(self.rank)
         for step in range(size - 1):
+            # pass on the chunk that arrived in the previous step, at first our own
             _wait(self._exchange(chunks[(me - step) % size], chunks[(me - step - 1) % size], ring))
 
     def _ring_reduce(self, chunks: Sequence[Tensor], ring: Sequence[int]) -> None:
@@ -180,6 +181,7 @@ class Collectives:
         size, me = len(ring), ring.index(self.rank)
         received = torch.empty_like(chunks[0])
         for step in range(size - 1):
+            # begin with the previous rank's chunk: our own is then the last one to be summed, and complete
             _wait(self._exchange(chunks[(me - step - 1) % size], received, ring))
             chunks[(me - step - 2) % size].add_(received)
 

@@ -53,7 +53,7 @@ class Thread:
         self._jobs: _Jobs = SimpleQueue()
         # a daemon, so that a collective that hangs on a lost rank does not keep the process alive
         threading.Thread(target=_carry_out, args=(self._jobs,), name="fedsign-collectives", daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
+        weakref.finalize(self, self._jobs.put, None)  # possible because the thread refers to the queue only
 
     def start(self, job: Job) -> Work:
         """Queue a job."""

@@ -77,7 +77,7 @@ class FlatParameter:
         self._shard = self._own(self._whole, Granularity.NONE, strategy.params)
         self._is_sharded = strategy.params is not Granularity.NONE
         if self._is_sharded:
-            self._shard = self._shard.clone()
+            self._shard = self._shard.clone()  # outlives `whole`, whose memory is freed
         self._master = self._make_master(exact) if self.trainable else None
         self.pieces = self._make_pieces()
         self.gradient_sum = self._new_gradient_sum()
@@ -104,6 +104,7 @@ class FlatParameter:
         if self.is_unsharded:
             return
         storage = self._whole.untyped_storage()
+        # the same storage: autograd's graph refers to it
         storage.resize_(self._whole.numel() * self._whole.element_size())
         self._own(self._whole, Granularity.NONE, self.strategy.params).copy_(self._shard)
         self._unsharding = self._collectives.start(self.strategy.gather_params, self._whole)
@@ -133,6 +134,7 @@ class FlatParameter:
         """Make the next backward accumulate into a flat tensor."""
         if not self.trainable:
             return
+        # backward adds into the sum itself, nothing is reduced per micro-batch
         if self.strategy.gradients is Granularity.NONE:
             flat = self.gradient_sum
         else:
@@ -140,7 +142,7 @@ class FlatParameter:
                 self.cut.padded, dtype=self._whole.dtype, device=self._whole.device
             )
         for param, view in zip(self.params, self._views(flat), strict=True):
-            param.grad = view
+            param.grad = view  # autograd adds into an existing .grad in place
 
     def reduce_gradients(self) -> list[tuple[Work, Tensor]]:
         """After a unit's backward, start adding this micro-batch's gradient to the sum at the strategy's granularity.
@@ -213,6 +215,7 @@ class FlatParameter:
             self._collectives.run(collective, summed)
             if collective.operation is Operation.REDUCE_SCATTER:
                 summed, at = self._own(summed, at, collective.scope.part), collective.scope.part
+        # divided in the masters' precision; may overwrite the sum, which `clear_gradients` resets
         mean = summed.to(self._master.dtype).div_(self.grouping.ranks)
         for piece, (_, _, _, where) in zip(self.pieces, self._parts(self.strategy.states), strict=True):
             piece.tensor.grad = mean[where]

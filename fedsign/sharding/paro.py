@@ -60,6 +60,7 @@ class _Unit:
         """Install the hooks; the forward of the model's own unit delimits a pass."""
         self.flats, self._model, self._is_all = flats, model, module is model.model
         self._is_in_backward = False  # a forward in this state is a recomputation of activation checkpointing
+        # before all other hooks, which may read parameters
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=False)
 
@@ -95,7 +96,7 @@ class _Unit:
 
     def _before_backward(self, _: Tensor) -> None:
         self._model.begin_backward()
-        if self._is_in_backward:
+        if self._is_in_backward:  # every output has this hook, but the unit begins its backward once
             return
         self._unshard()
         self._is_in_backward = True
@@ -279,7 +280,7 @@ class Sharded:
         Raises:
             ConfigError: only some parameters of a unit were named, or one was frozen when the model was sharded.
         """
-        self.prefetcher.forget()
+        self.prefetcher.forget()  # frozen units run no backward, so the recorded order is void
         for flat in self.flats:
             named = [name in names for name in flat.names]
             if any(named) and not all(named):
@@ -306,7 +307,7 @@ class Sharded:
         if add is not None:
             add()
         for piece, gradient in self._gradients():
-            if (mask := self._masks.get(piece.tensor)) is not None:
+            if (mask := self._masks.get(piece.tensor)) is not None:  # before the norm, which they must not count in
                 gradient.mul_(mask)
         norm = self._global_norm()  # collective: all ranks have to call it
         if clip_norm is not None:
@@ -348,7 +349,9 @@ class Sharded:
         states = [
             value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
         ]
+        # 0-d states are step counts
         tensors = [tensor for flat in self.flats for tensor in flat.kept()] + [each for each in states if each.dim()]
+        # by storage, since a master may be a view of its shard
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         return sum(storages.values())
 
@@ -367,6 +370,7 @@ class Sharded:
             return float(squares.sqrt())
         # Gather the ranks' squares and sum them in a fixed order: all ranks then compute bitwise the same norm.
         parts = torch.zeros(grouping.ranks, dtype=torch.double, device=squares.device)
+        # one entry per part, the others stay 0
         parts[grouping.blocks_of(self.collectives.rank, states).start] = squares
         for collective in gather_all(states):
             self.collectives.run(collective, parts)
@@ -377,6 +381,7 @@ class Sharded:
         if not self.is_in_backward:
             self.is_in_backward = True
             self.prefetcher.begin("backward")
+            # runs after the last node of the whole backward
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:

@@ -130,6 +130,7 @@ def rank(
     too_large: those that do not fit, smallest first.
     """
     each = [estimate(STRATEGIES[name], task, grouping=grouping, network=network, compute_s=compute_s) for name in names]
+    # only strategies that fit: the fastest of all may be one that nobody can use
     limit_s = NEAR * min((one.step_s for one in each if one.memory_bytes <= memory_bytes), default=0.0)
     found: dict[Standing, list[Estimate]] = {"near": [], "slower": [], "too_large": []}
     for one in each:

@@ -68,6 +68,7 @@ class Prefetcher:
     def begin(self, which: Pass) -> None:
         """Start a pass through the whole model."""
         self.end()
+        # `end` comes first: an exception may have cut the previous pass short
         self._order = self._orders[which]
         self._order.begin()
 
@@ -85,6 +86,7 @@ class Prefetcher:
         if unit is self._fetched:  # the prediction was right, the slot is free
             self._fetched = ()
         following = self._order.after(unit)
+        # at most one prefetched unit: a wrong one keeps the slot until its turn, or the end of the pass
         if following is not None and not self._fetched and not all(flat.is_unsharded for flat in following):
             for flat in following:
                 flat.start_unshard()

@@ -73,6 +73,7 @@ def link_of(one_bps: float, every_bps: float, *, per_group: int) -> Link:
     >>> link_of(10e9, 9e9, per_group=8), link_of(10e9, 1.3e9, per_group=8)
     (<Link.RANK: 'rank'>, <Link.GROUP: 'group'>)
     """
+    # the geometric mean of 1 (links of their own) and per_group (one shared link)
     return Link.GROUP if one_bps / every_bps > per_group**0.5 else Link.RANK
 
 
@@ -84,7 +85,7 @@ def _bps(collectives: Collectives, scope: Scope, num_bytes: int, device: torch.d
     found = []
     for repetition in range(_REPETITIONS + 1):
         collectives.counts.pop(gather, None)
-        dist.barrier()
+        dist.barrier()  # or waiting for a late rank would count as transfer
         if takes_part:
             collectives.run(gather, tensor)
             if device.type == "cuda":
@@ -92,6 +93,7 @@ def _bps(collectives: Collectives, scope: Scope, num_bytes: int, device: torch.d
             count = collectives.counts[gather]
             if repetition:  # the first one includes connecting
                 found.append(8 * (count.intra_bytes + count.inter_bytes) / count.elapsed_s)
+    # infinite for a rank that did not send, so that it does not count in the minimum
     least = torch.tensor(statistics.median(found) if found else torch.inf, dtype=torch.double, device=device)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     return float(least)

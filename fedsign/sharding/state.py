@@ -68,6 +68,7 @@ def save(sharded: Sharded, folder: Path) -> None:
         for key, value in sharded.optimizer.state.get(piece.tensor, {}).items():
             is_part = isinstance(value, Tensor) and value.shape == piece.tensor.shape
             name = f"optimizer.{piece.name}.{key}"
+            # what is no part, such as a step count, is the same on all ranks
             state[name] = _Part(value, start=piece.start, numel=piece.numel) if is_part else value
     save_state(state, checkpoint_id=folder)
 
@@ -90,12 +91,12 @@ def load(sharded: Sharded, folder: Path) -> None:
         start = f"optimizer.{piece.name}."
         for name in known:
             key = name.removeprefix(start)
-            if key == name or "." in key:
+            if key == name or "." in key:  # another parameter, whose name may begin with this one's
                 continue
             found.append((piece.tensor, key, name))
             described = known[name]
             if not isinstance(described, TensorStorageMetadata):
-                state[name] = None
+                state[name] = None  # a number, which loading sets
             elif described.size == torch.Size([piece.numel]):
                 empty = torch.zeros_like(piece.tensor, dtype=described.properties.dtype, requires_grad=False)
                 state[name] = _Part(empty, start=piece.start, numel=piece.numel)

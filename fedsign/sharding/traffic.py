@@ -70,7 +70,7 @@ def planned(
             intra = n - 1
     else:
         if collective.scope is not Scope.INTER:
-            intra = (m - 1) * g
+            intra = (m - 1) * g  # m - 1 steps, a local number's g blocks in each
         if collective.scope is not Scope.INTRA:
             inter = g - 1
     num_bytes = calls * _passes(collective) * block_bytes
@@ -92,6 +92,7 @@ def seconds(collective: Collective, *, tensor_bytes: float, grouping: Grouping, 
         case Scope.ALL, Rings.TWO_LEVEL:
             once = (g - 1) * max(across, within) + within  # the levels overlap, except for the last blocks
         case _:
+            # all ranks step together, so a flat ring runs at the rate of its slowest link
             slowest = network.inter_bps if g > 1 else network.intra_bps
             if m > 1:
                 slowest = min(slowest, network.intra_bps)

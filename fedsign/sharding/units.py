@@ -29,7 +29,7 @@ def parts_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[tuple[
     parts = {id(module): module for module in [model, *chosen]}
     alike: dict[int, dict[tuple[bool, torch.dtype, torch.device], Named]] = {owner: {} for owner in parts}
     for name, param in model.named_parameters():
-        if param.is_floating_point():
+        if param.is_floating_point():  # others cannot be trained, and stay in the model
             kind = (param.requires_grad, param.dtype, param.device)
             alike[id(owners[id(param)])].setdefault(kind, []).append((name, param))
     return [(module, list(alike[owner].values())) for owner, module in parts.items()]

@@ -50,9 +50,8 @@ class Checkpoint:
     strategy: Tensors = field(default_factory=dict)
     client_versions: Mapping[int, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # of an update encoding, JSON values
-    tables: Mapping[str, Mapping[int, int]] = field(
-        default_factory=dict
-    )  # of an update encoding: name -> partition -> number
+    # of an update encoding: name -> partition -> number
+    tables: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     records: Mapping[str, str] = field(default_factory=dict)  # record file -> chain of its last line
     states: str = ""  # digest of the clients' states, if the server stores them
 
@@ -88,11 +87,12 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> list[int]:
             "states": checkpoint.states,
             **checkpoint.facts,
         }
+        # last, because it holds the digests of the other files
         (target / "state.json").write_text(sealed_json(state), encoding="utf-8")
 
     paths = _paths(folder)
     kept = list(paths)[-keep:]
-    for old in set(folder.glob("round-??????")) - {paths[round] for round in kept}:
+    for old in set(folder.glob("round-??????")) - {paths[round] for round in kept}:  # also incomplete ones
         _remove(old)
     return kept
 
@@ -152,6 +152,7 @@ def load(path: Path) -> Checkpoint:
     """
     with _damage_said(path):
         state = _state(path)
+        # by the manifest: a missing file must raise, not look like an optional one
         names = state["files"] if state["format"] == FORMAT else {file.stem for file in path.glob("*.safetensors")}
         found = {name: _read(path, name, state) for name in names}
         return Checkpoint(
@@ -193,6 +194,7 @@ def load_tensors(path: Path, *, digest: str = "") -> Tensors:
     with safe_open(path, framework="pt") as file:
         written = (file.metadata() or {}).get(_DIGEST, digest)
     tensors = load_file(path)
+    # the digest in the file finds damage; that of the manifest also finds an intact file of another checkpoint
     if (written or digest) and not tensors_digest(tensors) == written == (digest or written):
         raise SafetensorError(f"{path.name}: its digest does not match")
     return tensors
@@ -201,7 +203,7 @@ def load_tensors(path: Path, *, digest: str = "") -> Tensors:
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """A digest of names, dtypes, shapes, and bytes."""
     parts: list[Any] = []
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in sorted(tensors.items()):  # safetensors does not keep the order
         parts.append(f"{name} {tensor.dtype} {[*tensor.shape]}".encode())
         parts.append(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest_of(*parts)

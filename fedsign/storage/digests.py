@@ -28,7 +28,7 @@ def digest_of(*parts: Any) -> str:
 
 def sealed(text: str) -> str:
     """Replace `BLANK` in a text by the text's digest."""
-    return text.replace(BLANK, digest_of(text.encode()), 1)
+    return text.replace(BLANK, digest_of(text.encode()), 1)  # once: a value in the text may look like the placeholder
 
 
 def check_seal(text: str) -> bool:
@@ -66,7 +66,7 @@ def read_json(text: str) -> tuple[dict[str, Any], bool]:
 
 def chained(line: str, before: str) -> str:
     """Add a chain to a line, a JSON object, that follows a line with the chain `before`."""
-    return f'{line[:-1]}, "chain": "{digest_of(before.encode(), line.encode())[:16]}"}}'
+    return f'{line[:-1]}, "chain": "{digest_of(before.encode(), line.encode())[:16]}"}}'  # 64 bits detect accidents
 
 
 def chain_of(line: str) -> str:
@@ -85,6 +85,7 @@ def unchained(lines: list[str]) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         chain = chain_of(line)
         plain = _LINK.sub("}", line)
+        # only lines before the first chained one may lack a chain: an older version wrote them
         if (chain or before) and line != chained(plain, before):
             raise ValueError(f"line {number}: its digest does not match")
         before = chain

@@ -61,7 +61,7 @@ def exclusive(path: Path, *, what: str) -> Iterator[None]:
     Raises:
         ResultsError: another process holds it; the message names `what` is locked.
     """
-    with disk_errors(path), path.open("a+", encoding="utf-8") as file:
+    with disk_errors(path), path.open("a+", encoding="utf-8") as file:  # "w" would erase the holder's process id
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -70,7 +70,7 @@ def exclusive(path: Path, *, what: str) -> Iterator[None]:
             raise ResultsError(f"{what} is being played by process {holder}; wait for it or stop it.") from error
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
-        file.flush()
+        file.flush()  # for the message of a process that finds the lock held
         yield
 
 
@@ -87,7 +87,7 @@ def is_held(path: Path) -> bool:
     """Whether a process holds the lock file `path`."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look at once do not see each other
     except FileNotFoundError:
         return False
     except BlockingIOError:
@@ -121,7 +121,7 @@ def replaced_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
-        for entry in (*partial.iterdir(), partial):
+        for entry in (*partial.iterdir(), partial):  # contents first, so that the rename reveals nothing incomplete
             sync(entry)
         shutil.rmtree(path, ignore_errors=True)
         partial.rename(path)

@@ -131,7 +131,7 @@ class RunFolder:
         for path in self.path.glob("*.json"):
             if path.name != "outcome.json":
                 read_json(path)
-        for name in {*chains, *(path.name for path in self.path.glob("*.jsonl"))}:
+        for name in {*chains, *(path.name for path in self.path.glob("*.jsonl"))}:  # a file in `chains` may be missing
             read_lines(self.path / name, until=chains.get(name, ""))
 
     def rewind(self, round: int, chains: Mapping[str, str] | None = None) -> None:
@@ -151,7 +151,9 @@ class RunFolder:
             )
         remove_partials(self.path)
         remove_partials(self.checkpoints)
+        # first: a run whose records are cut must not look finished
         (self.path / "outcome.json").unlink(missing_ok=True)
+        # not privacy.jsonl: what was released stays released
         self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "sites.jsonl")
         keep_lines(self.path / "members.jsonl")  # keep later events: repeating the rounds does not repeat them
 
@@ -289,6 +291,7 @@ def _last_chain(path: Path) -> str:
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 64))  # more than a chain takes; the file may be large
+            # the first of these bytes may lie within a character
             return digests.chain_of(file.read().decode("utf-8", errors="replace").removesuffix("\n"))
     except FileNotFoundError:
         return ""

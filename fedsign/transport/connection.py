@@ -94,7 +94,7 @@ class Connection:
         try:
             self._limit_wait()
             self._socket.sendall(unsent)
-            if payload:
+            if payload:  # apart: joined to the header, a large payload would be copied
                 self._socket.sendall(payload)
         except OSError:
             self.shutdown()
@@ -124,6 +124,7 @@ class Connection:
             self._unread += chunk
             start = 0
             while len(self._unread) >= (begin := start + _LENGTHS.size):
+                # None: a payload is a violation here
                 num_header, _ = _lengths(self._unread[start:begin], MAX_HEADER_BYTES, None)
                 if len(self._unread) < begin + num_header:
                     break
@@ -145,7 +146,7 @@ class Connection:
         with suppress(OSError):
             _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
             for descriptor in descriptors:
-                os.set_inheritable(descriptor, False)
+                os.set_inheritable(descriptor, False)  # recv_fds makes it inheritable
                 return descriptor
         return None
 
@@ -229,7 +230,7 @@ def poll(connections: Iterable[Connection], timeout_s: float | None = None) -> l
     if buffered:
         return buffered
     for number in known:
-        poller.register(number, select.POLLIN)
+        poller.register(number, select.POLLIN)  # a hang-up is reported unasked
     return [known[number] for number, _ in poller.poll(None if timeout_s is None else 1000 * timeout_s)]
 
 

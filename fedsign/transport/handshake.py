@@ -19,7 +19,7 @@ from fedsign.storage.disk import is_private
 from fedsign.transport.connection import Connection, Message
 
 HANDSHAKE_S = 10.0
-_MIN_KEY_BYTES = 16
+_MIN_KEY_BYTES = 16  # 128 bits
 _MAX_HEADER_BYTES = 2**12  # from an unauthenticated peer
 _LISTENING, _CONNECTING = "listening", "connecting"
 
@@ -122,9 +122,8 @@ def _disagreement(mine: Mapping[str, object], theirs: object) -> str:
 
 
 def _proof(connection: Connection, key: bytes, role: str, listening_nonce: object, connecting_nonce: object) -> str:
-    text = json.dumps(
-        [role, listening_nonce, connecting_nonce, connection.certificate]
-    )  # JSON, because plain concatenation is ambiguous
+    # JSON, because plain concatenation is ambiguous
+    text = json.dumps([role, listening_nonce, connecting_nonce, connection.certificate])
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 
@@ -134,6 +133,6 @@ def _proves(
     proof = answer.get("proof")
     return (
         isinstance(proof, str)
-        and proof.isascii()
+        and proof.isascii()  # compare_digest raises for other texts
         and hmac.compare_digest(proof, _proof(connection, key, role, listening_nonce, connecting_nonce))
     )

@@ -25,6 +25,7 @@ from pathlib import Path
 from fedsign import companions
 from fedsign.transport.connection import Connection
 
+# with the parent's sys.path, so that both find the same modules of the user
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
@@ -72,7 +73,7 @@ class ChildProcess:
             self.connection.close()
             raise
         self._end = weakref.finalize(self, _close, self.process, self.connection)
-        if ends_with is not None:
+        if ends_with is not None:  # then it outlives this object
             self._end.detach()
 
     def close(self) -> None:
@@ -132,7 +133,7 @@ def end_with(process: int) -> None:
     """
     try:
         _end_after(os.pidfd_open(process), select.POLLIN)
-    except ProcessLookupError:
+    except ProcessLookupError:  # it has ended already
         os._exit(1)
 
 

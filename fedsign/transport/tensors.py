@@ -26,7 +26,7 @@ from fedsign.errors import ReplyError
 from fedsign.records import Tensors
 from fedsign.transport.connection import Connection, Message
 
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # bytes, as torch aligns memory on CPUs
 _LARGEST = 16  # models of 8 bytes per element; unwritten pages take no memory
 _BLOCK_BYTES = 2**30  # address space, not memory; fewer mappings, since each one costs a descriptor
 
@@ -46,9 +46,8 @@ class Layout:
         places, offset = [], 0
         order = torch.contiguous_format if contiguous else torch.preserve_format
         for name, tensor in tensors.items():
-            strides = torch.empty_like(
-                tensor, device="meta", memory_format=order
-            ).stride()  # the tensor's own, if it is dense
+            # the tensor's own, if it is dense
+            strides = torch.empty_like(tensor, device="meta", memory_format=order).stride()
             places.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides, offset))
             offset += aligned(tensor.numel() * tensor.element_size())
         return cls(tuple(places), offset)
@@ -158,7 +157,7 @@ class Slots(SharedFile):
         view = self.view(slot)
         loan = _Loan(view, self._ended.append)
         loan.slot = slot
-        self._loans[slot] = loan
+        self._loans[slot] = loan  # without a reference to it, its callback would never run
         return torch.frombuffer(view, dtype=torch.uint8)
 
     def close(self) -> None:
@@ -180,8 +179,9 @@ def send_tensors(connection: Connection, message: Message, tensors: Mapping[str,
         layout.write(tensors, memory)
         if connection.passes_descriptors:
             connection.send(head)
-            connection.send_descriptor(file.descriptor)
+            connection.send_descriptor(file.descriptor)  # the message holds a duplicate, so the file may be closed here
         else:
+            # goes out with the next frame, whose payload needs the layout at the other end
             connection.send(head, flush=False)
             connection.send({}, memory.numpy().data)
 
