@@ -51,6 +51,7 @@ def _attribute(part: Any, *names: str) -> Any:
     """A per-sample attribute of a dataset, indexed through Subsets; None if it has none."""
     if isinstance(part, Subset):
         whole = _attribute(part.dataset, *names)
+        # names of classes are not per sample, so a Subset leaves them whole
         if whole is None or "classes" in names:
             return whole
         return torch.as_tensor(whole)[torch.as_tensor(part.indices)]
@@ -63,10 +64,12 @@ def _target(item: Any) -> Any:
             f"an item of the torch Dataset is of type {type(item).__name__}; expected a tuple (features, target), "
             "or an attribute `targets` with all targets."
         )
+    # Python numbers: torch.as_tensor of a list of them infers one type for all
     return item[1].item() if isinstance(item[1], Tensor | np.generic) else item[1]
 
 
 def _as_targets(values: Any) -> Tensor:
     """Labels as int64, real targets as float32."""
+    # no copy of tensors and arrays; torchvision stores lists
     targets = torch.as_tensor(values)
     return targets.float() if targets.is_floating_point() else targets.long()
