@@ -25,9 +25,8 @@ from torch.utils._pytree import tree_leaves
 OTHER = "other"
 """The category of unnamed storages: activations, batches, temporaries."""
 
-_FRESH = {
-    torch.ops.aten.lift_fresh.default
-}  # torch.tensor() dispatches this op, whose output is its argument; the argument itself was never seen before
+# torch.tensor() dispatches this op, whose output is its argument; the argument itself was never seen before
+_FRESH = {torch.ops.aten.lift_fresh.default}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -166,7 +166,7 @@ def warm_up(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    # None: kept zeros would count as gradients during the forward pass
+    # None, so that the counted backward pass allocates the gradients
     optimizer.zero_grad(set_to_none=True)
 
 
