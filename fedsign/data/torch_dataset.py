@@ -64,12 +64,10 @@ def _target(item: Any) -> Any:
             f"an item of the torch Dataset is of type {type(item).__name__}; expected a tuple (features, target), "
             "or an attribute `targets` with all targets."
         )
-    # Python numbers: torch.as_tensor of a list of them infers one type for all
     return item[1].item() if isinstance(item[1], Tensor | np.generic) else item[1]
 
 
 def _as_targets(values: Any) -> Tensor:
     """Labels as int64, real targets as float32."""
-    # no copy of tensors and arrays; torchvision stores lists
     targets = torch.as_tensor(values)
     return targets.float() if targets.is_floating_point() else targets.long()

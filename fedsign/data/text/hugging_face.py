@@ -54,7 +54,7 @@ class HuggingFace:
     def fingerprint(self) -> str:
         """A hash of vocabulary, special tokens and chat template."""
         said = [
-            sorted(self._tokenizer.get_vocab().items()),  # in no particular order
+            sorted(self._tokenizer.get_vocab().items()),  # the dict's own order varies
             [self.start_id, self.end_id, self.pad_id],
             self._tokenizer.chat_template,
         ]
