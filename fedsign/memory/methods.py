@@ -139,7 +139,6 @@ class Adapted(nn.Module):
 def adapt(model: nn.Module, *, rank: int, dropout: float) -> None:
     """Add an adapter to every linear layer and embedding; a tied head is no module and gets none."""
     model.requires_grad_(False)
-    # a list: replacing layers while walking over them would adapt the adapters
     found = list(_layers(model))
     if not found:
         raise ConfigError(
