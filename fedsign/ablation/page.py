@@ -199,6 +199,7 @@ def _chart(ablation: Ablation, rows: Sequence[Row], key: str, title: str, text: 
         series = [replace(each, y=[value if value and value > 0 else None for value in each.y]) for each in series]
         return replace(chart, y=axis, series=series)
     if wording.is_share(key):
+        # the axis is fitted to the later rounds: the steep start would flatten the differences between curves
         late = [value for each in series for value in each.y[len(each.y) // 5 :] if value is not None]
         return replace(chart, y=value_axis(late, label=chart.y.label, percent=True))
     return chart

@@ -159,6 +159,7 @@ def read(comparison: Comparison) -> Ablation:
     """Read an ablation from disk."""
     plan, summary = comparison.plan, comparison.summary()
     controls = [Control(**row) for row in plan.rows]
+    # controls_of lists FedAvg first, then the regularizer
     regularizer = controls[1].key
     entries = {entry.strategy: entry for entry in summary.entries}
     there = [row for row in controls if row.key in entries]
@@ -220,6 +221,7 @@ def differences(
     seeds = sorted(set().union(*values.values()))
 
     def array(key: str) -> list[float]:
+        # NaN keeps the seeds aligned; paired_p_values leaves such pairs out
         return [math.nan if (value := values[key].get(seed)) is None else value for seed in seeds]
 
     if not pairs or not seeds:
@@ -257,11 +259,12 @@ def share_of_gain(
         return None
     pairs = np.array(known)
     (a, b), n = pairs.mean(axis=0), len(pairs)
-    covariance = np.cov(pairs.T) / n
+    covariance = np.cov(pairs.T) / n  # of the two means
     t2 = float(stdtrit(n - 1, 0.975)) ** 2
     # Ratios x at which mean(a - x b) lies within t standard errors of 0 form the interval between a parabola's roots.
     square, half, rest = b**2 - t2 * covariance[1, 1], a * b - t2 * covariance[0, 1], a**2 - t2 * covariance[0, 0]
     root = half**2 - square * rest
+    # square <= 0: the gain may be 0 within its interval, and a ratio to it has no bounds
     if b == 0 or square <= 0 or root < 0:
         return None if b == 0 else Share(mean=float(a / b), low=None, high=None)
     low, high = ((half + sign * math.sqrt(root)) / square for sign in (-1, 1))

@@ -61,6 +61,7 @@ class SignPush(FedSignObjective):
         if self.gamma == 0:
             return None
         return {
+            # scalars are multiplied first: one pass less over the tensor
             name: self._slope(theta) * self._sign(name, theta, context) * (-self.gamma * self._share(name, context))
             for name, theta in parameters.items()
         }
@@ -72,6 +73,7 @@ class SignPush(FedSignObjective):
             case "own":
                 return theta.sign()
             case "random":
+                # drawn by the server, so that all clients are pushed in the same direction
                 return context.shared[name].sign()
 
     def _value(self, x: Tensor) -> Tensor:

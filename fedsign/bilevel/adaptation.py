@@ -67,7 +67,7 @@ class Reader:
 
     def losses(self, theta: Tensor, tokens: Tensor, targets: Tensor) -> Tensor:
         """-log p of each target, in nats; [n, T]."""
-        logits = self.logits(theta, tokens).flatten(0, 1)
+        logits = self.logits(theta, tokens).flatten(0, 1)  # [n T, V]
         return functional.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
 
 
@@ -75,7 +75,7 @@ def uniform(num_features: int, *, num_hidden: int, generator: torch.Generator) -
     """A weight model that gives every token the weight 1; the random hidden layer breaks the symmetry."""
     drawn = torch.randn(num_features, num_hidden, generator=generator)
     return {
-        "hidden.weight": drawn * num_features**-0.5,
+        "hidden.weight": drawn * num_features**-0.5,  # keeps tanh out of saturation
         "hidden.bias": torch.zeros(num_hidden),
         "out.weight": torch.zeros(num_hidden),
         "out.bias": torch.zeros(()),

@@ -59,7 +59,7 @@ class Chain:
             x, total = torch.empty(1, *shape).permute(0, 2, 3, 1), 0
             for layer in self.layers:
                 weights = tuple(torch.empty(own) for own in layer.shapes)
-                total += (9 if isinstance(layer, Convolution) else 1) * x.numel()
+                total += (9 if isinstance(layer, Convolution) else 1) * x.numel()  # a convolution keeps 3x3 patches
                 x, _ = layer.forward(weights, x)
         return total
 
@@ -85,6 +85,7 @@ class Chain:
             weights, kept, _ = passed[index]
             g, by_weights, left = self.layers[index].backward(weights, kept, g, inwards=goes_on)
             passed[index] = Passed(weights, kept, left)
+            # in front: the pass runs backward, while theta is in forward order
             found = [each.flatten() for each in by_weights] + found
         return torch.cat(found), Passes(passed=passed, shares=shares, widest=widest)
 
@@ -102,7 +103,9 @@ class Chain:
         threads.each(add, (slice(start, start + size) for start in range(0, count, size)))
 
     def _add_tangents(self, passes: Passes, theta_t: Tensor, images_t: Tensor, targets_t: Tensor, into: Tensor) -> None:
+        # views, so that every layer adds to its piece of the one vector
         all_into = self.parts(into)
+        # a copy in any case: layers may overwrite the tangents that they receive
         x_t = images_t.permute(0, 1, 3, 4, 2).clone(memory_format=torch.contiguous_format)
         passed_t: list[Passed] = []
         for layer, weights_t, own in zip(self.layers, self.parts(theta_t), passes.passed, strict=True):
@@ -114,6 +117,7 @@ class Chain:
         g_t = (shares_t - targets_t) / len(shares)
         for index, goes_on in self._inwards():
             layer, own = self.layers[index], passes.passed[index]
+            # pop: a layer's tangents are freed as soon as they were used
             g_t = layer.backward_tangent(own, passed_t.pop(), g_t, into=all_into[index], inwards=goes_on)
 
     def _inwards(self) -> list[tuple[int, bool]]:
@@ -140,4 +144,4 @@ def mlp(shape: tuple[int, ...], num_outputs: int, *, hidden: tuple[int, ...] = (
     layers: list[Layer] = [Flatten()]
     for num_inputs, num_units in pairwise(sizes):
         layers += [Linear(num_inputs=num_inputs, num_outputs=num_units), Relu()]
-    return Chain(layers=tuple(layers[:-1]))
+    return Chain(layers=tuple(layers[:-1]))  # no ReLU on the logits

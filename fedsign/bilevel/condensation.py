@@ -55,6 +55,7 @@ class Training(Inner):
 
     def push(self, state: Tree, tangents: Tree, meta: Tree, directions: Tree, data: Draw) -> tuple[Tree, Tree]:
         """One step with its tangents.  SGD is linear: tangents take the same step, in place."""
+        # M = parameters, b = directions: theta [M], theta_t and momentum_t [b, M]
         theta, theta_t, momentum_t = state["parameters"], tangents["parameters"], tangents["parameters/0"]
         images, targets = meta[IMAGES][data.chosen], self.targets(meta)[data.chosen]
         gradient, passes = self.network.gradient(theta, images, targets)

@@ -136,6 +136,7 @@ class Condensation:
         generator = torch_generator(self.config.seed, Purpose.CONDENSATION, round=progress.step + 1)
         found = method(self.problem(progress.meta, generator), progress.meta, generator=generator)
         progress.state = Adam().apply(progress.state, found.gradient, phase.lr * (1 - step / phase.steps))
+        # in place is safe: Adam.apply has made a new state
         progress.state[IMAGES].clamp_(0, 1)
         progress.step += 1
         return {
@@ -184,8 +185,10 @@ class Condensation:
         """Mean test accuracy of fresh networks trained on the synthetic images only."""
         found = []
         for index in range(self.config.outer.evaluations):
+            # by index alone: every evaluation trains the same networks, and does not shift the draws of the outer loop
             generator = torch_generator(self.config.seed, Purpose.CONDENSED, round=index)
             inner, data = self.training(meta, generator, labels=labels)
+            # final_state does not use the outer loss
             state = final_state(Problem(inner=inner, data=data, outer=lambda state, _: state["parameters"]), meta)
             batches = (features.to(self.device) for features, _ in self.dataset.test.batches(_EVALUATION_BATCH))
             outputs = torch.cat([self.network.outputs(state["parameters"], features).cpu() for features in batches])
@@ -203,6 +206,7 @@ class Condensation:
         match self.config.start:
             case "real":
                 chosen = of_class[torch.randint(len(of_class), (1,), generator=generator)]
+                # a copy of its own, since the optimizer changes it
                 return train.batch(chosen)[0][0].clone()
             case "mean":
                 return train.batch(of_class)[0].mean(0)

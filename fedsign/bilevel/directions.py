@@ -27,6 +27,7 @@ def draw(kind: Kind, meta: Tree, *, count: int, generator: torch.Generator) -> T
         if kind == "rademacher":
             drawn = torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1)
         else:
+            # in float64 whatever the dtype of `like`, so that all dtypes see the same directions
             drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
         found[key] = drawn.to(like)
     return found

@@ -61,8 +61,10 @@ class Federation(Inner):
         """The global model after a round."""
         values = {**self.settings, **values_of(meta)}
         weights = values[WEIGHTS][[client.number for client in data.clients]]
+        # of the cohort only: the softmax of the knob runs over all clients
         shares = weights / weights.sum()
         trained = [self._trained(state, values, client, data.factor) for client in data.clients]
+        # [..., K] @ [K]
         return {name: torch.stack([own[name] for own in trained], -1) @ shares.to(state[name].dtype) for name in state}
 
     def _trained(self, received: Tree, values: Mapping[str, Tensor], client: Client, factor: float) -> Tree:

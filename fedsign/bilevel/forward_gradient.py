@@ -63,7 +63,7 @@ def fg2u_zo(
         found = []
         for index in range(num_directions):
             moved = final_state(problem, {key: each + epsilon * vectors[key][index] for key, each in meta.items()})
-            tangent = {key: ((moved[key] - each) / epsilon)[None] for key, each in state.items()}
+            tangent = {key: ((moved[key] - each) / epsilon)[None] for key, each in state.items()}  # [1, ...], b = 1
             found.append(along(by_state, tangent))
         slopes = torch.cat(found) + along(direct, vectors)
         mean = _mean(Slopes(value=value, state=state, slopes=slopes), vectors)
@@ -121,6 +121,7 @@ def _mean(found: Slopes, vectors: Tree) -> Hypergradient:
     gradient = {key: torch.tensordot(slopes / count, each, dims=1) for key, each in vectors.items()}
     variance = None
     if count > 1:
+        # float64: the variance is a difference of two large sums
         lengths = torch.stack([each.double().square().reshape(count, -1).sum(1) for each in vectors.values()]).sum(0)
         squares = float((slopes.double().square() * lengths).sum())
         mean = sum(float(each.double().square().sum()) for each in gradient.values())

@@ -79,6 +79,7 @@ def _implicit(
     given, at = leaves(meta), leaves(parameters_of(state))
     with torch.enable_grad():
         loss = inner.objective(at, given)
+        # create_graph, since Hessian products differentiate the slope again
         slope = dict(zip(at, torch.autograd.grad(loss, list(at.values()), create_graph=True), strict=True))
     # v_K = sum_k (I - alpha H)^k v_0 by Horner's rule; H is only used in products with vectors.
     total = start
@@ -95,4 +96,5 @@ def _product(slope: Tree, vector: Tree, by: Tree) -> Tree:
     """d <slope, vector> / d by."""
     with torch.enable_grad():
         inner_product: Tensor = torch.stack([(slope[key] * vector[key]).sum() for key in slope]).sum()
+    # the graph of `slope` serves all products
     return gradient_of(inner_product, by, retain_graph=True)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+# b = directions, n = images, h, w, c = height, width, channels, i, o = inputs and outputs of a layer
 Shape = tuple[int, ...]
 Parts = tuple[Tensor, ...]
 Kept = Any  # saved by a pass of a layer for its later passes; opaque to other layers
@@ -188,6 +189,7 @@ class Convolution(Linear):
 def patches(x: Tensor) -> Tensor:
     """[n, h, w, c] -> [n h w, 9 c]: the 3x3 neighborhood of each position, zero-padded."""
     num, height, width, channels = x.shape
+    # unfold appends its windows, [n, h, w, c, 3, 3]; permute moves the channels to the end
     windows = functional.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1).permute(0, 1, 2, 4, 5, 3)
     if channels > 1:
         return windows.reshape(num * height * width, 9 * channels)
@@ -218,6 +220,7 @@ class InstanceNorm(Layer):
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
         """h = (x - mean) r with r = 1 / sqrt(var + epsilon)."""
+        # two passes: E[x^2] - E[x]^2 would cancel
         centered = x - _mean(x)
         r = torch.rsqrt(_mean(centered.square()) + self.epsilon)
         h = centered * r
@@ -268,11 +271,11 @@ class InstanceNorm(Layer):
 
 
 def _mean(x: Tensor) -> Tensor:
-    return x.mean((-3, -2), keepdim=True)
+    return x.mean((-3, -2), keepdim=True)  # over h, w
 
 
 def _total(x: Tensor) -> Tensor:
-    return x.sum((-4, -3, -2))
+    return x.sum((-4, -3, -2))  # over n, h, w
 
 
 def _per_direction(weights: Tensor) -> Tensor:
@@ -289,6 +292,7 @@ class Relu(Layer):
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
         """The output, with the mask of positive inputs."""
+        # derivative 0 at 0, as in torch
         open_ = (x > 0).to(x.dtype)
         return x * open_, open_
 
@@ -317,6 +321,7 @@ class AveragePool(Layer):
         height, width = (2 * (length // 2) for length in kept)
         x = x[..., :height, :width, :]
         rows = x[..., 0::2, :, :] + x[..., 1::2, :, :]
+        # in place on the new sum, not on x
         return (rows[..., 0::2, :] + rows[..., 1::2, :]).mul_(0.25)
 
     def back(self, kept: Kept, g: Tensor) -> Tensor:

@@ -94,6 +94,7 @@ def _jvps(function: Callable[..., Tree], at: tuple[Tree, ...], tangents: tuple[T
     def along(*directions: Tree) -> Any:
         return torch.func.jvp(function, at, directions)
 
+    # None: the value depends on no direction, so vmap returns it once
     once_and_each: Any = (None, 0)  # documented by torch, but missing in its annotation
     mapped: tuple[Tree, Tree] = torch.func.vmap(along, out_dims=once_and_each)(*tangents)
     return mapped

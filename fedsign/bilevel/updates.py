@@ -16,7 +16,7 @@ from fedsign.bilevel.unroll import Tree
 
 def parameters_of(state: Tree) -> Tree:
     """The parameters in a state, without buffers."""
-    return {name: each for name, each in state.items() if "/" not in name}
+    return {name: each for name, each in state.items() if "/" not in name}  # module paths use dots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class Adam:
         state = dict(parameters)
         for name, each in parameters.items():
             state |= {f"{name}/{index}": torch.zeros_like(each) for index in range(2)}
-            state[f"{name}/2"] = each.new_zeros(())
+            state[f"{name}/2"] = each.new_zeros(())  # number of steps
         return state
 
     def apply(self, state: Tree, gradients: Tree, rate: Tensor | float) -> Tree:

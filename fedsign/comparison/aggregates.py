@@ -50,6 +50,7 @@ def draw(shape: tuple[int, int], *, stream: int) -> Indices:
 
 def resample(scores: Array, indices: Indices) -> Array:
     """[S, C] -> [R, S, C]."""
+    # the columns broadcast: every condition draws seeds of its own
     return scores[indices, np.arange(scores.shape[1])]
 
 
@@ -63,12 +64,13 @@ def interquartile_mean(scores: Array) -> Array:
 
 def profile(scores: Array, thresholds: Array) -> Array:
     """[..., S, C], [T] -> [..., T]: share of runs above each threshold."""
+    # one threshold at a time: comparing with all at once would take T times the memory of the resamples
     return np.stack([(scores > threshold).mean(axis=(-2, -1)) for threshold in thresholds], axis=-1)
 
 
 def improvement(scores: Array, reference: Array) -> Array:
     """[..., S, C], [..., S', C] -> [...]: P(X > Y) + P(X = Y) / 2 for random runs, averaged over conditions."""
-    ours, theirs = scores[..., :, None, :], reference[..., None, :, :]
+    ours, theirs = scores[..., :, None, :], reference[..., None, :, :]  # [..., S, 1, C], [..., 1, S', C]
     share: Array = ((ours > theirs) + 0.5 * (ours == theirs)).mean(axis=(-3, -2, -1))
     return share
 

@@ -171,5 +171,6 @@ def _seen(series: Sequence[Series], *, percent: bool, focus: bool) -> list[float
     for each in series:
         for at, mean, low, high in zip(each.x, each.y, each.low or each.y, each.high or each.y, strict=True):
             if at is not None and at >= start and mean is not None and low is not None and high is not None:
+                # a band wider than its mean may be cut off, or it would flatten the lines
                 seen += [mean, low, high] if high - mean < abs(mean) else [mean]
     return [min(max(value, 0.0), 1.0) for value in seen] if percent else seen

@@ -131,6 +131,7 @@ def _cell_rows(summary: Summary) -> list[Record]:
 
 def _csv(rows: Sequence[Record]) -> str:
     """CSV text: floats in full precision, None as an empty field."""
+    # pandas would write the system's line ends, and bytes would depend on it
     return str(frame_of(rows).to_csv(index=False, lineterminator="\n"))
 
 

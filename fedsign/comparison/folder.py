@@ -99,6 +99,7 @@ class Comparison:
     def run_of(self, cell: Cell) -> RunFolder | None:
         """The newest finished run of a cell, otherwise its newest run; None before it starts."""
         runs = [RunFolder(config.parent) for config in self._folder_of(cell).glob("*/config.toml")]
+        # names begin with the time, so the last one is the newest
         return max(runs, key=lambda run: (_is_finished(run), run.path.name), default=None)
 
     def is_finished(self, cell: Cell) -> bool:

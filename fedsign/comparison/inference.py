@@ -32,6 +32,7 @@ def corrected(values: Array, *, reference: int = 0) -> Array:
     weights = np.where(has_reference, 1.0, 1.0 / max(1, int((~has_reference).sum())))
     p = holm(paired_p_values(values[..., first, :], values[..., second, :]), weights)
     matrix = np.ones((*values.shape[:-2], num, num))
+    # two-sided tests are symmetric
     matrix[..., first, second] = matrix[..., second, first] = p
     return matrix
 
@@ -76,6 +77,7 @@ def holm(p: Array, weights: Array) -> Array:
     [0.03, 0.06, 0.06]
     """
     ratio = p / weights
+    # stable: the order of tied tests is the same on every platform
     order = np.argsort(ratio, axis=-1, kind="stable")
     # total weight of the hypotheses not yet rejected
     left = np.cumsum(weights[order][..., ::-1], axis=-1)[..., ::-1]

@@ -16,6 +16,7 @@ _NOT_CURVES = frozenset({"round", "clients", "failures"})  # keys of a record of
 
 def summarize(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
     """Choose hyperparameters on validation samples, then summarize the runs with that choice only."""
+    # trials train on fewer samples and with other seeds, so they never count as results
     everything, played = played, [each for each in played if each.cell.trial is None]
     conditions = distinct(each.cell.condition for each in played)
     trials: list[Trial] = tuned_trials(plan, everything)
@@ -94,6 +95,7 @@ def curves(runs: Sequence[Sequence[Record]]) -> dict[str, Curve]:
 
 
 def _is_metric(value: object) -> bool:
+    # bool is a subclass of int
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

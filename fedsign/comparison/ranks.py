@@ -35,6 +35,7 @@ class Ranks:
 
 def rank(blocks: Mapping[str, Array]) -> Ranks | None:
     """Ranks of scores (higher is better) in common blocks; None for fewer than three strategies, or no blocks."""
+    # imported late: scipy.stats takes more than a second
     from scipy.stats import friedmanchisquare, rankdata
 
     scores = np.array(list(blocks.values()), dtype=np.float64)  # [K, N]

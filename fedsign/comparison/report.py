@@ -106,6 +106,7 @@ def groups(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
     }
     is_one = len(summary.conditions) == 1
     found = []
+    # the first `own` sets the place, the last one the text: the metric may itself be the loss
     for key, (title, text) in (own | others | own).items():
         drawn = []
         for condition in summary.conditions:

@@ -187,6 +187,7 @@ def _scores(summary: Summary, strategy: str) -> NDArray[np.float64]:
         dict(zip(entry.seeds, entry.values, strict=True)) for entry in summary.entries if entry.strategy == strategy
     ]
     seeds = [seed for seed in columns[0] if all(column.get(seed) is not None for column in columns)]
+    # `or` is for the type checker: these seeds have a value in every column
     rows = [[float(column[seed] or 0.0) for column in columns] for seed in seeds]
     return np.array(rows, dtype=np.float64).reshape(len(seeds), len(columns))
 

@@ -264,6 +264,7 @@ class Summary:
         if is_share(self.metric):
             return Scale(decimals=2, percent=True, factor=100.0, unit="%")
         sizes = [abs(entry.mean) for entry in self.entries if entry.mean]
+        # of the median: a strategy that diverged must not cost the others their decimals
         magnitude = math.floor(math.log10(sorted(sizes)[len(sizes) // 2])) if sizes else 0
         return Scale(decimals=min(8, max(0, 3 - magnitude)))
 

@@ -180,6 +180,7 @@ def frame_of(rows: Sequence[Record]) -> "pd.DataFrame":
         {key: json.dumps(value) if isinstance(value, list | dict | tuple) else value for key, value in row.items()}
         for row in rows
     ]
+    # object: with missing values beside them, pandas would turn integers into floats
     return pandas.DataFrame(plain, dtype=object)
 
 

@@ -112,6 +112,7 @@ def total(lines: Iterable[Record], key: str) -> float:
 
 
 def _logarithms(taken: ToTarget, seeds: Iterable[int]) -> Mapping[int, float]:
+    # rounds count from 1, so `or` replaces None only; a run of one round has the limit 0, which has no logarithm
     return {seed: math.log(max(taken.reached[seed] or taken.limits[seed], 1)) for seed in seeds}
 
 
@@ -119,6 +120,7 @@ def _median(values: Sequence[tuple[bool, float]]) -> tuple[bool, float | None]:
     """Whether the median is a lower bound, and the median; lower bounds rank after equal values."""
     if not values:
         return False, None
+    # False sorts before True: lower bounds come after all other values
     ordered = sorted(values)
     middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
     return any(is_bound for is_bound, _ in middle), statistics.fmean(value for _, value in middle)

@@ -71,6 +71,7 @@ def _is_of(played: Played, search: Mapping[str, Any]) -> bool:
 def _trial(plan: Plan, runs: Sequence[Played]) -> Trial:
     cell = runs[0].cell
     told = [validation_value(each, plan.metric) for each in runs]
+    # from here on None is a lost run; runs that have not ended are left out
     values = tuple(None if math.isnan(value) else value for value in told if value is not None)
     mean, std = mean_and_std(values)
     return Trial(

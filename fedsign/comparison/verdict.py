@@ -95,6 +95,7 @@ def standings(summary: Summary) -> Standings:
     matrix = np.array([[values[name].get(seed, math.nan) for seed in seeds] for name in names]).reshape(len(names), -1)
     reference = names.index(summary.reference)
     p = corrected(matrix, reference=reference)
+    # [K, K], rows better than columns: a row that lost more seeds than a column cannot be better
     is_better = better(matrix, reference=reference, higher_is_better=higher) & (lost[:, None] <= lost[None, :])
     rows = []
     for at, name in enumerate(names):

@@ -25,7 +25,7 @@ from fedsign.former_names import warn
 
 IntArray = npt.NDArray[np.int64]
 _CPU = torch.device("cpu")
-_MEASURED_BATCH = 4096
+_MEASURED_BATCH = 4096  # samples; measuring converts a batch to float64
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -102,7 +102,7 @@ class LazySamples:
             self,
             targets=self.targets[chosen],
             owners=None if self.owners is None else self.owners[chosen],
-            positions=self._positions(chosen),
+            positions=self._positions(chosen),  # into `source`, also for a subset of a subset
         )
 
     @property
@@ -125,6 +125,7 @@ class LazySamples:
         Raises:
             DataError: the features differ in shape.
         """
+        # Python integers: a map-style Dataset need not accept tensors as indices
         items = [features_of(self.source[position]) for position in self._positions(index).tolist()]
         shapes = {tuple(item.shape) for item in items}
         if len(shapes) > 1:
@@ -289,8 +290,10 @@ def features_of(item: Any) -> Tensor:
     """
     found = item[0] if isinstance(item, tuple | list) else item
     if not isinstance(found, Tensor):
+        # a copy: np.asarray of a PIL image is read-only, which torch warns about
         values = np.array(found)
         if hasattr(found, "getbands"):  # a PIL image, whose array is [height, width] or [height, width, channels]
             values = np.atleast_3d(values).transpose(2, 0, 1)
         found = torch.from_numpy(np.ascontiguousarray(values))
+    # in place: .float() of bytes has made a new tensor
     return found.float().div_(255) if found.dtype == torch.uint8 else found.float()

@@ -69,6 +69,7 @@ def rooted(data: DataPart, root: str) -> dict[str, Any]:
         settings["root"] = root
     elif "path" in known:
         here = Path(root).expanduser()
+        # pathlib lets an absolute path win over the folder in front of it
         settings["path"] = str(here / settings["path"] if here.is_dir() else here)
         if settings.get("test_path"):
             settings["test_path"] = str((here if here.is_dir() else here.parent) / settings["test_path"])

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TargetType = Literal["auto", "class", "number"]
-_MAX_TEXTS = 1000
+_MAX_TEXTS = 1000  # per column: names or ids would otherwise become as many features
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +99,7 @@ def tabular(read: Callable[..., "pd.DataFrame"]) -> Callable[..., Dataset]:
     ]
     parameters = [*given, *others, *own]
     hints = {each.name: each.annotation for each in parameters[1:]}
+    # settings are read from the signature (docs/decisions/0002); with **settings alone any key would be accepted
     vars(dataset).update(__signature__=Signature(parameters), frame=_frame)
     dataset.__annotations__ = hints
     return dataset
@@ -233,6 +234,7 @@ def _check_complete(table: "pd.DataFrame", names: list[str], path: str) -> None:
         missing = column.isna().to_numpy()
         if missing.any():
             raise DataError(
+                # the index still counts the file's rows, since .iloc kept it through the split
                 f"column '{name}' of {path} has {int(missing.sum())} missing values, the first in row "
                 f"{int(table.index[missing][0]) + 1} of the data; fill them in, or leave rows or columns out "
                 "(data.features)."
@@ -275,7 +277,7 @@ def _encode(
             "to use in data.features."
         )
     # a text that is not known compares equal to none, and so gives zeros
-    one_hot = [(part[:, None] == known).astype(np.float32) for part in texts]
+    one_hot = [(part[:, None] == known).astype(np.float32) for part in texts]  # [rows, texts]
     return one_hot[0], one_hot[1], False
 
 
@@ -350,6 +352,7 @@ def _real(column: "pd.Series[Any]") -> Tensor:
 
 def _owners(column: "pd.Series[Any]") -> Tensor:
     """Owner indices from 0, in sorted order of the column's values."""
+    # integers stay integers, so that owner 2 comes before owner 10
     values = column.to_numpy() if _kind(column) == "whole" else column.astype(str).to_numpy(str)
     return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
 
@@ -357,11 +360,13 @@ def _owners(column: "pd.Series[Any]") -> Tensor:
 def _kind(column: "pd.Series[Any]") -> Literal["bool", "whole", "real", "text", "other"]:
     from pandas.api import types
 
+    # by pandas' predicates, which also know its nullable types
     if types.is_bool_dtype(column.dtype):
         return "bool"
     if types.is_integer_dtype(column.dtype):
         return "whole"
     if types.is_float_dtype(column.dtype):
         return "real"
+    # object: how pandas before version 3 reads texts
     is_text = types.is_string_dtype(column.dtype) or column.dtype.name in ("category", "object")
     return "text" if is_text else "other"

@@ -28,6 +28,7 @@ def images(pixels: Tensor, labels: Tensor, *, where: Path) -> Samples:
     """
     if len(pixels) != len(labels):
         raise DataError(f"{where} holds {len(pixels)} images but {len(labels)} labels; fetch the files again.")
+    # contiguous first, while they are bytes: `to` alone would keep permuted strides
     return Samples(features=pixels.contiguous().to(torch.float32).div_(255), targets=labels.to(torch.int64))
 
 

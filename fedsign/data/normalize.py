@@ -39,6 +39,7 @@ class Normalization:
         """The composition: this normalization, then the other."""
         if not (self.shift and other.shift):
             return self if self.shift else other
+        # ((x - a) / s - b) / t = (x - (a + s b)) / (s t)
         pairs = list(zip(self.shift, self.scale, other.shift, other.scale, strict=True))
         return Normalization(
             shift=tuple(shift + scale * further for shift, scale, further, _ in pairs),
@@ -74,6 +75,7 @@ def measured(preset: Literal["per_channel", "unit"], batches: Iterable[Tensor]) 
     only shifted, to 0.  Moments are accumulated in float64 by Chan's update: sums of squares would cancel where the
     mean is large.
     """
+    # the first batch replaces the zeros: with count = 0 its correction vanishes and its step is the whole mean
     lows, highs, means, squares, count = [], [], torch.zeros(1), torch.zeros(1), 0
     for batch in batches:
         values = batch.transpose(0, 1).flatten(1).double()  # [C, n * ...]
@@ -86,5 +88,6 @@ def measured(preset: Literal["per_channel", "unit"], batches: Iterable[Tensor]) 
         means, count = means + step * (num / total), total
     low, high = torch.stack(lows).min(dim=0).values, torch.stack(highs).max(dim=0).values
     shift, scale = (low, high - low) if preset == "unit" else (means, (squares / count).sqrt())
+    # by the extremes: rounding may leave a constant channel a tiny deviation above 0
     scale = torch.where(high > low, scale, torch.ones_like(scale))
     return Normalization(shift=tuple(shift.tolist()), scale=tuple(scale.tolist()))

@@ -60,6 +60,7 @@ def _read(file: Path) -> Arrays:
     try:
         with file.open("rb") as opened:
             start = opened.read(len(MAGIC_PREFIX))
+        # an .npy file, which np.load would return as a bare array without names
         if start == MAGIC_PREFIX:
             raise DataError(f"{file} holds one array without a name; write it with np.savez(path, x=..., y=...).")
         if not zipfile.is_zipfile(file):  # np.load would suggest allow_pickle
@@ -97,6 +98,7 @@ def _among(samples: Samples, arrays: Arrays, class_names: tuple[str, ...], file:
     labels = samples.targets.tolist()
     if "class_names" in arrays:
         own = [str(name) for name in arrays["class_names"]]
+        # checked explicitly: a label of -1 would silently take the last name
         names = [own[label] if 0 <= label < len(own) else str(label) for label in labels]
         check_classes(dict.fromkeys(names), class_names, where=str(file))
         return replace(samples, targets=torch.tensor([class_names.index(name) for name in names], dtype=torch.int64))

@@ -54,6 +54,7 @@ class SiteData:
         if here is None:
             here = frozenset(() if sites.lies_at_nodes(config) else range(config.partition.num_clients))
         found: dict[int, Dataset] = {}
+        # sorted: the order of samples must not depend on a set's order
         for site in sorted(here):
             root = sites.root_of(config, site)
             if not root:
@@ -63,6 +64,7 @@ class SiteData:
                 )
             with _naming(f"site '{sites.name_of(config, site)}'"):
                 whole = _read(config, root, frame)
+                # site by site, so that a site holds out the same samples wherever it is read
                 found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
         server = None
         if not sites.is_evaluated_at_clients(config):  # all samples below test_root are test samples
@@ -114,6 +116,7 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     if is_ours and not Path(root).expanduser().exists():
         raise DataError(f"there is nothing at {root}; correct the node's data-root, or partition.roots.")
     found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
+    # again: for a user's own reader, only the data tell whether their normalization would be measured
     sites.check_frame(config, replace(frame, is_standardized=bool(found.standardized)))
     sizes = [0 if text is None else text.vocabulary_size for text in (found.text, frame.text)]
     if sizes[0] != sizes[1]:
@@ -140,6 +143,7 @@ def _naming(whose: str) -> Iterator[None]:
     try:
         yield
     except FedSignError as error:
+        # the same type: callers tell wrong settings (ConfigError) from wrong data (DataError)
         raise type(error)(f"{whose}: {error}") from error
 
 
@@ -152,6 +156,7 @@ def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
             features = targets = features.long()
         parts = {0: Samples(features=features, targets=targets)}
     owners = torch.cat([torch.full((len(part),), site) for site, part in parts.items()])
+    # the usual case at a node: one site, whose samples need not be copied
     if len(parts) == 1 and isinstance(part := next(iter(parts.values())), Samples):
         return replace(part, owners=owners)
     targets = torch.cat([part.targets for part in parts.values()])

@@ -89,6 +89,7 @@ def _miscounted(config: ExperimentConfig) -> str:
     """A list that does not have one entry per site."""
     for key in ("roots", "names"):
         num, expected = len(config.partition.settings[key]), config.partition.num_clients
+        # roots may be fewer: nodes bring their own
         if num > expected or (key == "names" and 0 < num < expected):
             return f"partition.{key} holds {num} entries"
     return ""

@@ -44,6 +44,7 @@ def hold_out_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset
             f"data.validation_fraction={fraction} of {len(train)} training samples is not one sample of any class; "
             "raise it."
         )
+    # ascending: the remaining samples keep their order
     kept = np.setdiff1d(np.arange(len(train)), held)
     return replace(dataset, train=train[kept], validation=train[held])
 

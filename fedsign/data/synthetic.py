@@ -46,12 +46,13 @@ def synthetic(
     train: list[tuple[Array, npt.NDArray[np.int64]]] = []
     test: list[tuple[Array, npt.NDArray[np.int64]]] = []
     for owner in range(num_owners):
+        # from 1: stream 0 draws the shared model
         rng = generator(seed, Purpose.DATA, partition=owner + 1)
         size = min_size + int(rng.lognormal(log_size, log_size_std))
         model_mean, feature_mean = rng.normal(0, alpha), rng.normal(0, beta)
         center = np.zeros(NUM_FEATURES) if iid else rng.normal(feature_mean, 1, NUM_FEATURES)
         weight, bias = _softmax_model(model_mean, rng) if shared is None else shared
-        x = center + _STD * rng.standard_normal((size, NUM_FEATURES))
+        x = center + _STD * rng.standard_normal((size, NUM_FEATURES))  # [n_k, 60]
         y = (x @ weight.T + bias).argmax(axis=1)  # softmax is monotonic
         num_train = size - max(1, int(test_fraction * size))
         train.append((x[:num_train], y[:num_train]))

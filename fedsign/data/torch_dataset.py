@@ -51,6 +51,7 @@ def _attribute(part: Any, *names: str) -> Any:
     """A per-sample attribute of a dataset, indexed through Subsets; None if it has none."""
     if isinstance(part, Subset):
         whole = _attribute(part.dataset, *names)
+        # names of classes are not per sample, so a Subset leaves them whole
         if whole is None or "classes" in names:
             return whole
         return torch.as_tensor(whole)[torch.as_tensor(part.indices)]

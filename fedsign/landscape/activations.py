@@ -52,6 +52,7 @@ def relu_demo(
     h [size] is drawn once from G(0, 1); w = alignment h + delta with a fresh delta ~ G(0, 1) for each draw.  The paper
     does not state its size.
     """
+    # `round` numbers the analyses' streams: 0 noise, 1 signs, 2 trace, 3 Lanczos' start, 4 this one
     rng = generator(seed, Purpose.ANALYSIS, round=4)
     h = rng.standard_normal(size)
     weights = alignment * h + rng.standard_normal((draws, size))
@@ -70,7 +71,7 @@ def softmax_curve(
     logits = np.stack([features @ point.T for point in points])  # [P, n, C]
     moved = features @ noise.T  # eps h of each sample, [n, C]
     log_p = log_softmax(logits, axis=-1)
-    p, right = np.exp(log_p), np.eye(len(weights))[labels]
+    p, right = np.exp(log_p), np.eye(len(weights))[labels]  # [P, n, C], [n, C]
     spread = (p * (1 - p)).sum(-1)  # of each sample, [P, n]
     return {
         "spread": spread.mean(-1),

@@ -29,6 +29,7 @@ class Curvature:
         """`batch` limits memory; results depend on it only by rounding."""
         self.layout = Layout.of(model)
         self.center = self.layout.vector(dict(model.named_parameters()))
+        # a copy, since eval() would change the caller's model
         self._model, self._task, self._samples, self._batch = copy.deepcopy(model).eval(), task, samples, batch
 
     def gradient(self) -> Tensor:
@@ -52,6 +53,7 @@ class Curvature:
         for _ in range(draws):
             # random signs have the smallest variance among vectors of independent elements with E[v v^T] = I
             signs = torch.from_numpy(rng.choice([-1.0, 1.0], size=self.layout.size)).to(self.center)
+            # summed in float64: terms of both signs nearly cancel
             found.append(float(signs.double() @ self.product(signs).double()))
         error = float(np.std(found, ddof=1)) / draws**0.5 if draws > 1 else None
         return float(np.mean(found)), error
@@ -65,6 +67,7 @@ class Curvature:
         size = self.layout.size
         if not 1 <= count < size:
             raise ConfigError(f"{count} eigenvalues were asked for, but expected 1 or more, and less than {size}.")
+        # ARPACK would start from a random vector that no seed here determines
         start = generator(seed, Purpose.ANALYSIS, round=3).standard_normal(size)
         operator = LinearOperator((size, size), matvec=self._matvec, dtype=np.float64)
         try:

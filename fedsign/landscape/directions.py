@@ -43,7 +43,7 @@ def _uniform(low: float) -> Draw:
 
 
 def _integers(low: int) -> Draw:
-    return lambda size, rng, dtype: torch.randint(low, 2, (size,), generator=rng).to(dtype)
+    return lambda size, rng, dtype: torch.randint(low, 2, (size,), generator=rng).to(dtype)  # low to 1
 
 
 NOISES: Mapping[str, tuple[str, Draw]] = {
@@ -176,4 +176,5 @@ def _by_filter(eps: Tensor, theta: Tensor) -> Tensor:
 
 
 def _ratio(wanted: Tensor, there: Tensor) -> Tensor:
+    # both branches are computed; the NaN of 0 / 0 is discarded
     return torch.where(there > 0, wanted / there, torch.zeros_like(there))

@@ -20,5 +20,6 @@ def band(values: Array) -> tuple[Array, Array] | None:
     num = len(values)
     if num < 2:
         return None
+    # scipy.special: importing scipy.stats takes far longer
     half = stdtrit(num - 1, 0.975) * values.std(0, ddof=1) / num**0.5
     return values.mean(0) - half, values.mean(0) + half

@@ -165,6 +165,7 @@ def path_chart(found: Found, what: str) -> Chart:
 def _lines(found: Found, what: str) -> list[_Line]:
     """The curves of each direction, in the order of the rows."""
     owners = [(row["direction"], row["label"], row.get("is_paired", False)) for row in found.rows]
+    # rows hold a direction once per scale, arrays hold it once
     owners = owners[:: len(found.facts["scales"])]
     lines = []
     for owner in dict.fromkeys(owners):

@@ -51,6 +51,7 @@ def _members(group: str, model: nn.Module) -> set[str]:
         case "FEAT":
             return {name for name, owner in owners.items() if owner is not head}
         case "LAYER1":
+            # unique, in the order of the model: a layer owns a weight and a bias
             layers = list(dict.fromkeys(owners.values()))
             first = layers[: max(1, len(layers) // 4)]
             stage = {name for name in owners if "layer1" in name.split(".")}
@@ -65,6 +66,7 @@ def _members(group: str, model: nn.Module) -> set[str]:
 
 def owners_of(model: nn.Module) -> dict[str, nn.Module]:
     """Parameter name -> the module that owns it."""
+    # the path is empty for the model's own parameters, and get_submodule("") is the model
     return {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in model.named_parameters()}
 
 

@@ -92,6 +92,7 @@ class Landscape:
         self._norms = [] if statistics is None else norms  # modules whose statistics are recomputed
         self._statistics: Sequence[Tensor] = ()
         if statistics is not None and norms:
+            # nearly equal batches, because their statistics are averaged without weights
             self._statistics = statistics.tensor_split(-(-len(statistics) // statistics_batch))
         self._bytes_per_sample = _activation_bytes(self._model, samples.features[:1])
         self._is_one_by_one = self._has_slow_convolutions() or not self._can_be_stacked()
@@ -113,7 +114,7 @@ class Landscape:
         stack = torch.stack(list(directions)).to(center)
         weights = coefficients.to(center)
         if self._is_one_by_one:
-            parts = [self._alone(torch.addmv(center, stack.t(), row)) for row in weights]
+            parts = [self._alone(torch.addmv(center, stack.t(), row)) for row in weights]  # [D, K] @ [K]
         else:
             parts = [self._stacked(center, stack, part) for part in weights.split(self._chunk())]
         return joined(parts)
@@ -143,6 +144,7 @@ class Landscape:
         """Evaluate one point in the working copy."""
         with torch.no_grad():
             own = dict(self._model.named_parameters())
+            # copy_ keeps the memory format of the parameters, channels last
             torch._foreach_copy_(list(own.values()), list(self.layout.tensors(point).values()))
             for module in self._norms:
                 module.reset_running_stats()
@@ -184,6 +186,7 @@ class Landscape:
         """The buffers of each point, [P, ...]; see [Note: BatchNorm]."""
         # cloned, since BatchNorm updates its statistics in place, and expanded views share memory
         found = {name: buffer.expand(num_points, *buffer.shape).clone() for name, buffer in self._model.named_buffers()}
+        # modules hold their buffers, vmap needs them by name
         of = {id(buffer): name for name, buffer in self._model.named_buffers()}
         for module in self._norms:
             # the reset state of BatchNorm, as in reset_running_stats
@@ -201,6 +204,7 @@ class Landscape:
             if isinstance(task, KeepingTask):
                 theirs = targets[start : start + outputs.shape[1]]
                 start += outputs.shape[1]
+                # reduced before the next batch is computed: a language model's logits would not fit
                 outputs = torch.stack([task.kept(each, theirs) for each in outputs])
             found.append(outputs)
         outputs = torch.cat(found, dim=1)

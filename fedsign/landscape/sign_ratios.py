@@ -55,5 +55,6 @@ def _masks(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
     for name, place in layout.places().items():
         owner = owners[name]
         kind = "BN" if isinstance(owner, BATCH_NORMS) else "CLF" if owner is head else "Other"
+        # anything but a bias counts as a weight
         masks[f"{kind} {_PARTS[name.endswith('bias')]}"][place] = True
     return {group: mask for group, mask in masks.items() if mask.any()}

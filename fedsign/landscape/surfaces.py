@@ -45,6 +45,7 @@ def draw_surface(found: Found, what: str) -> "Figure":
     flat = drawn.add_subplot(1, 2, 1)
     flat.contourf(x, y, z, levels=[low, *levels, top * 1.0001], norm=norm, cmap="viridis")
     _lines(flat, found, what, (x, y, z), levels)
+    # mplot3d would sort by depth and ignore zorder, which keeps the path above the surface
     relief: Any = drawn.add_subplot(1, 2, 2, projection="3d", computed_zorder=False)
     _relief(relief, found, (x, y, z), levels, norm)
     bar = drawn.colorbar(ScalarMappable(norm, "viridis"), ax=[flat, relief], shrink=0.85, pad=0.02, aspect=28)
@@ -76,6 +77,7 @@ def log_levels(low: float, high: float) -> list[float]:
     [5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 70.0]
     """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    # levels are parsed rather than computed: 3 * 10**-1 is 0.30000000000000004
     for steps in _STEPS:
         found = [
             float(f"{step}e{decade}") for decade in decades for step in steps if low < float(f"{step}e{decade}") < high
@@ -203,6 +205,7 @@ def _relief(axes: Any, found: Found, plane: Any, levels: list[float], norm: Any)
     for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
         axis.pane.set_facecolor("white")
         axis.pane.set_edgecolor("#e3e3e3")
+        # mplot3d draws its grid from this private table, whatever tick_params says
         axis._axinfo["grid"].update(color="#e9e9e9", linewidth=0.4)
     for axis in ("x", "y"):
         axes.locator_params(axis=axis, nbins=5, prune="both")  # labels of two axes collide in the corner
@@ -214,6 +217,7 @@ def _over(plane: Any, path: NDArray[Any]) -> NDArray[Any]:
 
     x, y, z = plane
     up = np.log10(z)
+    # z is indexed [row, column], that is (y, x)
     found: NDArray[Any] = np.asarray(RegularGridInterpolator((y, x), up)(path[:, ::-1])) + 0.02 * np.ptp(up)
     return found
 

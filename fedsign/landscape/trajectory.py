@@ -38,6 +38,7 @@ def principal_plane(path: Tensor) -> Plane:
         ConfigError: the checkpoints do not span a plane.
     """
     steps = path - path[-1]
+    # centered for the directions only: coordinates are those of `steps`, with the last checkpoint at 0
     offsets = steps - steps.mean(0)
     gram = _product(offsets, offsets)  # n x n, as a D x D covariance would be far too large
     variances, axes = torch.linalg.eigh(gram)

@@ -77,6 +77,7 @@ def sides_of(lambdas: Array, values: Array) -> Sides:
     0.1
     """
     zero = int(np.flatnonzero(lambdas == 0)[0])
+    # both run from the center outward
     right, left = (lambdas[zero:], values[zero:]), (-lambdas[zero::-1], values[zero::-1])
     return Sides(
         center=float(values[zero]),

@@ -35,6 +35,7 @@ class Layout:
             raise ConfigError(
                 f"a {type(model).__name__} without parameters was given; expected a model that can be trained."
             )
+        # at least float32: in bf16 a short step along a direction would round to nothing
         dtype = reduce(torch.promote_types, (parameter.dtype for parameter in parameters.values()), torch.float32)
         return cls({name: tuple(parameter.shape) for name, parameter in parameters.items()}, dtype)
 
@@ -68,6 +69,7 @@ class Layout:
     def tensors(self, vectors: Tensor) -> Tensors:
         """Parameter name -> [..., *shape], as views of vectors [..., D]."""
         return {
+            # unflatten refuses the empty shape of a scalar parameter
             name: vectors[..., place].unflatten(-1, shape) if shape else vectors[..., place].squeeze(-1)
             for (name, place), shape in zip(self.places().items(), self.shapes.values(), strict=True)
         }

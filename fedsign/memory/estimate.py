@@ -123,6 +123,7 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """The JSON representation."""
+        # exact types: `fits` is a bool, which is also an int
         facts = {name: value for name, value in asdict(self).items() if type(value) in (int, str)}
         facts |= {
             "peak_bytes": self.peak.total_bytes,
@@ -156,6 +157,7 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
     num_trained = sum(parameter.numel() for parameter in trained)
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     gradients = num_trained * setting.gradients.itemsize
+    # without scalars, which are step counts
     states = sum(tensor.nbytes for parameter in trained for tensor in _kept_for(optimizer, parameter) if tensor.dim())
     live = LiveBytes()
     places = _placed(model, setting.devices, live)
@@ -163,6 +165,7 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
         live.name(WEIGHTS, [parameter], place=place)
         live.name(STATES, _kept_for(optimizer, parameter), place=place)
     live.name(WEIGHTS, model.buffers())
+    # named although it is the default: only named storages count if they existed before the block
     live.name(OTHER, [batch.features, batch.targets])
     under_kernels(model, setting.device, setting.attention)
     try:
@@ -175,6 +178,7 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
             "models whose shapes depend on values cannot be estimated."
         ) from error
     for parameter, place in places.items():
+        # afterwards: a name holds for a storage's whole life
         live.name(GRADIENTS, [parameter.grad], place=place)
     several = range(setting.devices) if setting.devices > 1 else ()
     return Estimate(
@@ -211,6 +215,7 @@ def _placed(model: nn.Module, devices: int, live: LiveBytes) -> dict[nn.Paramete
         place = index * devices // len(blocks)
         of_block |= dict.fromkeys(block.parameters(), place)
         block.register_forward_pre_hook(_turn_to(live, place))
+        # the backward pass returns to the earlier devices
         block.register_full_backward_pre_hook(_turn_to(live, place))
     found, last = {}, 0
     # Parameters outside the blocks: device 0 until a block of a later device was seen, then the last device.
@@ -249,6 +254,7 @@ def _optimizer(model: nn.Module, method: Method, setting: Setting) -> torch.opti
             f"--adamw {setting.adam} was given with types of moments or gradients other than the weights'; "
             "torch's AdamW keeps both in the weights' type: use --adamw fused."
         )
+    # a real one, since foreach and the loop allocate temporaries that have to be counted
     return torch.optim.AdamW(trained, foreach=setting.adam == "foreach")
 
 

@@ -25,9 +25,8 @@ from torch.utils._pytree import tree_leaves
 OTHER = "other"
 """The category of unnamed storages: activations, batches, temporaries."""
 
-_FRESH = {
-    torch.ops.aten.lift_fresh.default
-}  # torch.tensor() dispatches this op, whose output is its argument; the argument itself was never seen before
+# torch.tensor() dispatches this op, whose output is its argument; the argument itself was never seen before
+_FRESH = {torch.ops.aten.lift_fresh.default}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +126,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _seen(self, storage: torch.UntypedStorage) -> int:
         """The number of a storage, which counts from now on."""
+        # an address may be reused once its storage is freed, hence running numbers
         address = storage._cdata
         if address in self._alive:
             return self._alive[address][0]
@@ -140,11 +140,13 @@ class LiveBytes(TorchDispatchMode):
             self._events.append((number, -size, self._phase))
             self._alive.pop(address, None)
 
+        # the reference is stored, or its callback would be dropped with it
         self._alive[address] = number, size, weakref.ref(storage, end)
         return number
 
 
 def _storage_of(value: Any) -> torch.UntypedStorage | None:
+    # sparse layouts have no storage of their own
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
     return value.untyped_storage()
@@ -168,6 +170,7 @@ def allocated(device: torch.device) -> Iterator[Allocated]:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
+        # sets the peak to what is allocated now, hence the subtraction below
         torch.cuda.reset_peak_memory_stats(device)
         yield found
         torch.cuda.synchronize(device)
@@ -179,6 +182,7 @@ def allocated(device: torch.device) -> Iterator[Allocated]:
     changes = [
         (event.start_ns(), event.nbytes()) for event in profiler.kineto_results.events() if event.name() == "[memory]"
     ]
+    # by time alone: a stable sort keeps the order of events with equal stamps
     totals = list(accumulate(size for _, size in sorted(changes, key=lambda change: change[0])))
     found.kept_bytes, found.peak_bytes = (totals[-1], max(0, *totals)) if totals else (0, 0)
 

@@ -38,6 +38,7 @@ def measure(work: Work, method: Method, setting: Setting, estimated: Estimate, d
         optimizer = real_optimizer(model, method, setting.adam)
         warm_up(model, optimizer)
         with sdpa_kernel(SDPBackend.MATH) if setting.attention == "math" else nullcontext():
+            # a LiveBytes that is not entered takes the phases and counts nothing
             take_step(model, batch, optimizer, LiveBytes())
     of_batch = sum(tensor.untyped_storage().nbytes() for tensor in (batch.features, batch.targets))
     return Measured(static=given.kept_bytes - of_batch, peak=given.peak_bytes)
@@ -49,6 +50,7 @@ def real_optimizer(model: nn.Module, method: Method, adam: AdamKind) -> torch.op
         return galore(model, method.rank)
     kind: dict[str, Any] = {"fused": True} if adam == "fused" else {"foreach": adam == "foreach"}
     if method.kind == "lisa":
+        # undoes Method.apply: LISA manages only the parameters that it finds trainable
         model.requires_grad_(True)
         depth = len(find_blocks(model))
         drawn = range(depth - method.num_layers, depth)
@@ -60,6 +62,7 @@ def free_bytes(device: torch.device) -> int:
     """Free memory of the GPU, or of the host within the container's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    # psutil sees the host; a container's limit is in its cgroup (v2)
     free: int = psutil.virtual_memory().available
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
     if limit.exists() and used.exists() and limit.read_text(encoding="utf-8").strip() != "max":

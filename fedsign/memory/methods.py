@@ -113,7 +113,9 @@ class Adapted(nn.Module):
     def __init__(self, layer: nn.Linear | nn.Embedding, *, rank: int, dropout: float) -> None:
         super().__init__()
         self.layer = layer
+        # Linear: [out, in]; Embedding: [num, width], a matrix applied to one-hot tokens
         outputs, inputs = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.shape[::-1]
+        # zeros: only shapes matter here
         self.down = nn.Parameter(layer.weight.new_zeros(rank, inputs))
         self.up = nn.Parameter(layer.weight.new_zeros(outputs, rank))
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()

@@ -62,6 +62,7 @@ def named_model(name: str) -> NamedModel:
         return _of_config(*NAMED[name.lower()], name=name)
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
+    # a path that was mistyped gets an error about the file, not the list of names
     if path.suffix == ".json" or path.exists():
         return _of_file(path)
     raise ConfigError(
@@ -146,6 +147,7 @@ def _of_transformers(title: str, found: dict[str, Any], name: str) -> NamedModel
     library: Any = transformers(f"--model {name} of the family {found['model_type']}")
     try:
         config = library.AutoConfig.for_model(**found)
+        # a KeyError for a family without a causal model, before anything is built
         library.AutoModelForCausalLM._model_mapping[type(config)]
     except (ValueError, KeyError) as error:
         raise ConfigError(
@@ -154,6 +156,7 @@ def _of_transformers(title: str, found: dict[str, Any], name: str) -> NamedModel
         ) from error
 
     def make(tokens: int, checkpoint: bool) -> nn.Module:
+        # sdpa, because `fedsign.memory.step.Kernels` recognizes torch's function only
         model = library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
         if checkpoint:
             model.gradient_checkpointing_enable()

@@ -63,6 +63,7 @@ def under_kernels(model: nn.Module, device: Device, attention: AttentionKind) ->
     for module in (model, *blocks_of(model)):
         forward = module.forward
 
+        # a default binds this module's forward; a closure would see the loop's last one
         def inside(*args: Any, forward: Any = forward, **kwargs: Any) -> Any:
             with Kernels(device, attention):
                 return forward(*args, **kwargs)
@@ -128,6 +129,7 @@ class Moments(torch.optim.Optimizer):
                 kept = {str(index): parameter.new_zeros(shape, dtype=self._dtype) for index, shape in enumerate(shapes)}
                 self.state[parameter] = kept
             if parameter in self._projected:
+                # alive together, as in GaLore's step
                 low = parameter.new_empty(self._shapes(parameter)[1], dtype=self._dtype)
                 step = torch.empty_like(parameter)
                 del low, step
@@ -164,6 +166,7 @@ def warm_up(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
+    # None, so that the counted backward pass allocates the gradients
     optimizer.zero_grad(set_to_none=True)
 
 
@@ -179,10 +182,11 @@ def take_step(model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer, 
 
 def next_tokens(num: int, tokens: int, vocabulary: int) -> Batch:
     """Random rows of tokens on the current default device."""
+    # targets of their own: a shared storage would count once
     drawn = torch.randint(vocabulary, (num, tokens))
     return Batch(features=drawn, targets=drawn.clone(), loss=language_loss)
 
 
 def language_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in float32 whatever the logits' dtype, as in common libraries."""
-    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())  # [B T, V], [B T]

@@ -126,7 +126,8 @@ def untie(network: Any) -> None:
         if getattr(head, "bias", None) is not None:
             raise ConfigError(f"{_WHAT}: the tied head of {type(network).__name__} has a bias; use an untied model.")
         network.set_output_embeddings(TiedHead(embedding))
-    names: dict[Tensor, str] = {}
+    names: dict[Tensor, str] = {}  # tensors hash by identity
+    # by default torch lists a shared tensor once, which would hide what is looked for
     for name, tensor in network.named_parameters(remove_duplicate=False):
         if tensor in names:
             raise ConfigError(
@@ -146,6 +147,7 @@ def _network(library: Any, settings: Any, path: str, dtype: torch.dtype) -> nn.M
         path, config=settings, dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False,
         output_loading_info=True,
     )  # fmt: skip
+    # from_pretrained only warns of missing weights, and initializes them at random
     wrong = sorted(map(str, (*found["missing_keys"], *found["mismatched_keys"])))
     if wrong:
         raise ConfigError(
@@ -158,6 +160,7 @@ def _network(library: Any, settings: Any, path: str, dtype: torch.dtype) -> nn.M
 def _check_fit(settings: Any, *, length: int, vocabulary: int) -> None:
     text = settings.get_text_config()
     own, longest = getattr(text, "vocab_size", None), getattr(text, "max_position_embeddings", None)
+    # a larger model is fine: many pad their embedding beyond the tokenizer's vocabulary
     if own is not None and vocabulary > own:
         raise ConfigError(
             f"the tokenizer has {vocabulary} tokens, but {_WHAT} was given a model of {own}; "
@@ -171,6 +174,7 @@ def _check_fit(settings: Any, *, length: int, vocabulary: int) -> None:
 
 
 def _checkpoint(network: Any) -> None:
+    # transformers renamed it within version 5; the old name warns and goes away in 6
     enable = getattr(network, "activation_checkpointing_enable", None) or network.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     # only reentrant checkpoints need it, and it makes frozen layers compute gradients
@@ -183,6 +187,7 @@ def _sentences(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        # one line: these messages span many, some with the whole config
         said = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"{_WHAT} cannot use '{path}': {type(error).__name__}: {said}; "

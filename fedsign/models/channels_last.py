@@ -26,7 +26,9 @@ def prepare(model: nn.Module) -> None:
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in model.modules():
         if type(module) is nn.Flatten:
+            # a pre-hook sees Flatten's input [n, C, H, W]; its output is 2-D and has no format
             module.register_forward_pre_hook(_keep_layout)
+        # exact types only: a subclass may compute something else
         elif type(module) is nn.MaxPool2d:
             module.register_forward_hook(_keep_layout)
 
@@ -65,4 +67,5 @@ def _keep_layout(module: nn.Module, inputs: tuple[Any, ...], output: Any = None)
 
 def is_channels_last(images: Tensor) -> bool:
     """Whether images are channels-last but not also contiguous in the default format."""
+    # with one channel or one pixel a tensor is contiguous in both formats, and there is nothing to convert
     return images.dim() == 4 and not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)

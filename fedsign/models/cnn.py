@@ -32,7 +32,7 @@ def cnn(
     (width_in, height, width), layers = image_layers(input_shape, model="cnn", smallest=4)
     for width_out in channels:
         layers += [
-            nn.Conv2d(width_in, width_out, 3, padding=1, bias=False),
+            nn.Conv2d(width_in, width_out, 3, padding=1, bias=False),  # BatchNorm would cancel a bias
             nn.BatchNorm2d(width_out),
             nn.ReLU(),
             nn.MaxPool2d(2),
@@ -72,7 +72,7 @@ def niid_cnn(
     (width_in, height, width), layers = image_layers(input_shape, model="niid_cnn", smallest=16)
     for width_out in channels:
         layers += [nn.Conv2d(width_in, width_out, 5), nn.ReLU(), nn.MaxPool2d(2)]
-        width_in, height, width = width_out, (height - 4) // 2, (width - 4) // 2
+        width_in, height, width = width_out, (height - 4) // 2, (width - 4) // 2  # 5x5 without padding, then pooled
     layers.append(nn.Flatten())
     num_features = width_in * height * width
     for each in hidden:
@@ -95,7 +95,7 @@ def pfl_cnn(
     for width_out in channels:
         layers += [nn.Conv2d(width_in, width_out, 3), nn.ReLU()]
         width_in = width_out
-    num_features = width_in * ((height - 4) // 2) * ((width - 4) // 2)
+    num_features = width_in * ((height - 4) // 2) * ((width - 4) // 2)  # two 3x3 without padding, then pooled
     layers += [nn.MaxPool2d(2), nn.Dropout(dropout[0]), nn.Flatten()]
     layers += [nn.Linear(num_features, hidden), nn.ReLU(), nn.Dropout(dropout[1])]
     return nn.Sequential(*layers, *head(hidden, num_outputs, projection_dim))

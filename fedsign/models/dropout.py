@@ -24,9 +24,12 @@ def mask(shape: Sequence[int], keep: float, *, dtype: torch.dtype, generator: to
     [0.0, 2.0]
     """
     num = prod(shape)
+    # level 0 would make the scale infinite, and the last one drop nothing
     level = min(max(round(keep * _LEVELS), 1), _LEVELS - 1)
     words = torch.empty(-(-num // _PER_WORD), dtype=torch.int64)
+    # None: up to and including 2^63 - 1; an explicit upper bound would be exclusive
     words.random_(-(2**63), None, generator=generator)
+    # int16 is signed: its values start at -2^15
     is_kept = words.view(torch.int16)[:num] < level - _LEVELS // 2
     return is_kept.to(dtype).mul_(_LEVELS / level).view(*shape)
 
@@ -40,6 +43,7 @@ class Dropout(nn.Dropout):
             return super().forward(input)
         drawn = mask(input.shape, 1 - self.p, dtype=input.dtype)
         if is_channels_last(input):
+            # the product of two memory formats is slow
             drawn = laid_out(drawn)
         return input.mul_(drawn) if self.inplace else input * drawn
 
@@ -48,4 +52,5 @@ def replace_dropout(model: nn.Module) -> None:
     """Turn a model's nn.Dropout layers into this class; subclasses are left alone."""
     for module in model.modules():
         if type(module) is nn.Dropout:
+            # in place of a new module: hooks, modes and references to it stay valid
             module.__class__ = Dropout

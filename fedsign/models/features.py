@@ -37,6 +37,7 @@ def classifier_of(model: nn.Module) -> nn.Linear:
     named = getattr(model, "classifier", None) if ends is None else ends[-1]
     if isinstance(named, nn.Linear):
         return named
+    # order of registration, which need not be that of the forward pass; latest() detects an unused one
     found = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not found:
         raise ConfigError(
@@ -66,6 +67,7 @@ def recorded_features(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
         return seen[-1].flatten(1)
 
     def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        # the latest only: an older one would keep its graph alive
         seen[:] = inputs[:1]
 
     handle = classifier.register_forward_pre_hook(record)
@@ -108,6 +110,7 @@ def _statistics_left_alone(model: nn.Module) -> Iterator[None]:
         if isinstance(module, BATCH_NORMS) and module.training and module.track_running_stats
     ]
     for module in tracking:
+        # unlike eval(), this still normalizes by the batch
         module.track_running_stats = False
     try:
         yield

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from fedsign.errors import ConfigError
 from fedsign.models.head import Width
 
+# B = samples in a batch, T = tokens in a sample, V = tokens in the vocabulary
 Activation = Literal["gelu", "swiglu"]
 Norm = Literal["layer_norm", "rms_norm"]
 Positions = Literal["learned", "rotary"]
@@ -73,7 +74,7 @@ class Attention(nn.Module):
         heads = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=self.scale, enable_gqa=self.num_kv_heads != self.num_heads
         )
-        mixed: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        mixed: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # [B, num, T, head width] -> [B, T, width]
         return mixed
 
     def _heads(self, x: Tensor, num: int) -> Tensor:
@@ -198,6 +199,7 @@ class GPT(nn.Module):
         x = self.dropout(x)
         keeps_little = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         for block in self.blocks:
+            # reentrant checkpoints skip the gradients of a block whose input needs none (a frozen embedding, LoRA)
             x = checkpoint(block, x, rotation, use_reentrant=False) if keeps_little else block(x, rotation)
         x = self.norm(x)
         logits: Tensor = functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
@@ -229,10 +231,11 @@ class GPT(nn.Module):
     def initialize(self) -> None:
         """Initialize all tensors as the module describes, from torch's global generator."""
         std = self.init_std
+        # draws follow the order of registration: moving a submodule in __init__ changes every seeded run
         for name, module in self.named_modules():
             match module:
                 case nn.Linear() | nn.Embedding():
-                    adds = name.endswith((".out", ".down"))
+                    adds = name.endswith((".out", ".down"))  # to the residual stream
                     nn.init.normal_(module.weight, std=std / (2 * len(self.blocks)) ** 0.5 if adds else std)
                     if isinstance(module, nn.Linear) and module.bias is not None:
                         nn.init.zeros_(module.bias)
@@ -251,8 +254,9 @@ def dropout_of(rate: float) -> nn.Module:
 def rotations(places: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines [T, head_width] of position x base^(-2i / head_width), in float32 as in `transformers`."""
     exponents = torch.arange(0, head_width, 2, device=places.device).float() / head_width
+    # bf16 represents integers exactly only up to 256; later positions would share their angles
     angles = places.float()[:, None] * (1.0 / base**exponents)
-    angles = torch.cat([angles, angles], dim=1)
+    angles = torch.cat([angles, angles], dim=1)  # coordinates i and i + half share an angle
     return angles.cos(), angles.sin()
 
 
@@ -270,6 +274,7 @@ def ffn_width_of(width: int, activation: Activation) -> int:
     """
     if activation == "gelu":
         return 4 * width
+    # capped: at width 16, rounding 42 up to 256 would make the layer six times as wide
     multiple = min(_LLAMA_MULTIPLE, width)
     return -(-(8 * width // 3) // multiple) * multiple
 

@@ -99,6 +99,7 @@ def _of_gpt(model: GPT, end_id: int) -> Any:
     zeros = {name: torch.zeros_like(tensor) for name, tensor in network.state_dict().items() if name.endswith(".bias")}
     tensors = (zeros if kind == "gpt2" else {}) | dict(_renamed(model, kind))
     if model.head is None:
+        # load_state_dict is strict, and their state_dict lists a tied head under both names
         tensors["lm_head.weight"] = model.embedding.weight
     network.load_state_dict(tensors)
     return network.eval()
@@ -125,7 +126,7 @@ def _config(library: Any, model: GPT, kind: str, end_id: int) -> Any:
             num_key_value_heads=block.attention.num_kv_heads,
             max_position_embeddings=model.num_positions,
             rms_norm_eps=norm.eps,
-            rope_parameters={"rope_type": "default", "rope_theta": model.rotary_base},
+            rope_parameters={"rope_type": "default", "rope_theta": model.rotary_base},  # new in transformers 5
             attention_bias=has_bias,
             mlp_bias=has_bias,
             **shared,
@@ -137,10 +138,10 @@ def _config(library: Any, model: GPT, kind: str, end_id: int) -> Any:
         n_layer=len(model.blocks),
         n_head=num_heads,
         n_inner=ffn_width,
-        activation_function="gelu_new",
+        activation_function="gelu_new",  # the tanh form
         resid_pdrop=rate,
         embd_pdrop=rate,
-        attn_pdrop=0.0,
+        attn_pdrop=0.0,  # ours does not drop attention weights
         layer_norm_epsilon=norm.eps,
         **shared,
     )
@@ -153,9 +154,11 @@ def _renamed(model: GPT, kind: str) -> Iterator[tuple[str, Tensor]]:
         its = ".".join(names.get(part, part) for part in name.split("."))
         if kind == "gpt2" and name.startswith("blocks."):
             if ".key." in name or ".value." in name:
+                # part of c_attn, which the query yields
                 continue
             if ".query." in name:
+                # GPT-2 splits c_attn's output in this order
                 tensor = torch.cat([tensors[name.replace("query", part)] for part in ("query", "key", "value")])
-            yield its, tensor.T if tensor.dim() == 2 else tensor
+            yield its, tensor.T if tensor.dim() == 2 else tensor  # Conv1D stores [in, out]
         else:
             yield its, tensor

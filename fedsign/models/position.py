@@ -37,13 +37,14 @@ class PositionEncoding:
     mode: Mode
     amplitude: float
     period: float
+    # from the end, since a Linear's input may have any number of leading dimensions
     dim: int  # of the channels, counted from the end
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """The encoded output, of the same shape."""
         num_channels = output.shape[self.dim]
         mark = self.amplitude * encoding(num_channels, self.period, device=output.device).to(output.dtype)
-        mark = mark.view(num_channels, *[1] * (-self.dim - 1))
+        mark = mark.view(num_channels, *[1] * (-self.dim - 1))  # [C, 1, 1] behind a Conv2d
         match self.mode:
             case "add":
                 return output + mark
@@ -87,6 +88,7 @@ def attach(model: nn.Module, *, mode: Mode, amplitude: float, period: float) -> 
 def _places(model: nn.Module) -> list[tuple[nn.Module, int]]:
     """The modules to encode, with the dimension of their channels."""
     classifier = classifier_of(model)
+    # in order of registration, the only order that is known without a forward pass; _check_order guards it
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
     places: list[tuple[nn.Module, int]] = []
     for module, following in pairwise([*leaves, None]):

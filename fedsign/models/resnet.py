@@ -35,6 +35,7 @@ class _Block(nn.Module):
         y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
         shortcut = x[..., :: self._stride, :: self._stride]
         before = self._num_new // 2
+        # pad() counts from the last dimension: W, H, then channels
         shortcut = functional.pad(shortcut, (0, 0, 0, 0, before, self._num_new - before))
         return functional.relu(y + shortcut)
 
@@ -68,6 +69,7 @@ def resnet18(
     (channels, _, _), layers = image_layers(input_shape, model="resnet18", smallest=8)
     network: nn.Module = torchvision("torchvision.models").resnet18(weights=None)
     conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    # as torchvision initializes the convolution that this one replaces
     he_normal(conv1)
     classifier = head(512, num_outputs, projection_dim)
     network.conv1, network.maxpool = conv1, nn.Identity()

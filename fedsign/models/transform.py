@@ -68,6 +68,7 @@ class Transform:
 
 def attach(model: nn.Module, transform: Transform) -> None:
     """Attach a transform to a model and its future copies."""
+    # a new tuple: shallow copies made earlier share the old one
     vars(model)[_ATTRIBUTE] = (*transforms_of(model), transform)
 
 
@@ -91,6 +92,7 @@ def prepare_training(model: nn.Module) -> None:
 
 def plain_model(model: nn.Module) -> nn.Module:
     """An equivalent model without transforms; may modify the given one."""
+    # each was attached to what the previous ones had made, so the last is undone first
     for transform in reversed(transforms_of(model)):
         model = transform.plain(model)
     vars(model).pop(_ATTRIBUTE, None)

@@ -45,7 +45,7 @@ def _vgg(name: str, *plan: int | Literal["M"]) -> Callable[..., nn.Module]:
             layers.append(nn.ReLU())
             width_in = step
         layers.append(nn.Flatten())
-        num_features = width_in * (height // 32) * (width // 32)
+        num_features = width_in * (height // 32) * (width // 32)  # five poolings
         for each in hidden:
             layers += [nn.Linear(num_features, each), nn.ReLU()]
             layers += [nn.Dropout(dropout)] if dropout else []

@@ -46,6 +46,7 @@ def load_weights(model: nn.Module, path: Path, *, may_differ: tuple[str, ...] = 
         raise ConfigError(
             f"{key}='{path}' does not fit the model: {', '.join(said)}{more}; give a file of this architecture."
         )
+    # complete, because load_state_dict is strict; a tensor that may differ keeps its own value
     model.load_state_dict(own | fitting)
 
 

@@ -43,6 +43,7 @@ class FedDynObjective(Objective):
     def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
         """alpha (h_k + theta - theta_t)."""
         return {
+            # a state is [K, ...] in a cohort, so the difference has the result's shape and may be written in place
             name: (context.state[name] - context.received[name]).add_(theta).mul_(self.alpha)
             for name, theta in parameters.items()
         }

@@ -39,4 +39,5 @@ class FedProxObjective(Objective):
         """mu (theta - theta_t)."""
         if self.mu == 0:
             return None
+        # in place on the new difference
         return {name: (theta - context.received[name]).mul_(self.mu) for name, theta in parameters.items()}

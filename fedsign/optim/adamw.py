@@ -29,5 +29,6 @@ def adamw(
         weight_decay=weight_decay,
         betas=(beta1, beta2),
         eps=eps,
+        # None, not False: with False torch would not pick its foreach implementation on a GPU either
         fused=fused or None,
     )

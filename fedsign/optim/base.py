@@ -58,10 +58,12 @@ def drawing(
     step (t - 1) num_steps.
     """
     part.before_training = take
+    # after the callback is set: begin() makes the first draw, which `take` must see, too
     part.begin(seed=seed, client=client, round=round, first_step=(round - 1) * num_steps)
     try:
         yield
     finally:
+        # before end(), which unfreezes everything: that is not a draw
         part.before_training = None
         part.end()
 

@@ -46,6 +46,7 @@ def find_blocks(model: nn.Module, path: str = "") -> Found:
     lists = list(_lists(model, ""))
     if not lists:
         raise ConfigError(f"no list of blocks was found in a {type(model).__name__}; {_HINT}.")
+    # by parameters, not by length: a head of several small layers must not compete with the blocks
     sizes = [sum(map(_size, found.values())) for found in lists]
     largest = max(range(len(lists)), key=sizes.__getitem__)
     if sizes[largest] < _MOST * sum(sizes):
@@ -58,6 +59,7 @@ def _lists(module: nn.Module, name: str) -> Iterator[Found]:
     """The outermost lists of blocks at or below a module."""
     children = _with_parameters(module, name)
     composed = {name: child for name, child in children.items() if next(child.children(), None) is not None}
+    # matches `layer1`, but not `layers.1`, a member of a list
     stages = {name: child for name, child in composed.items() if _is_list(child) and re.search(r"[^.\d]\d+$", name)}
     if _is_list(module) and _is_repeated(module, children, composed):
         yield composed
@@ -73,6 +75,7 @@ def _is_repeated(module: nn.Module, children: Found, composed: Found) -> bool:
     """Whether a list holds repeated blocks.  A Sequential may also hold a stem and a head without submodules."""
     if isinstance(module, nn.ModuleList):
         return len(composed) > 1 and len(composed) == len(children)
+    # a Sequential of unlike children is a pipeline, such as a backbone and a head
     return len(composed) > 1 and len({type(child) for child in composed.values()}) == 1
 
 
@@ -84,6 +87,7 @@ def _named(model: nn.Module, path: str) -> Found:
     found = {
         name: module
         for name, module in modules.items()
+        # the root has an empty name, which `*` would match
         if name and _size(module) and any(_matches(name, pattern) for pattern in patterns)
     }
     missing = [pattern for pattern in patterns if not any(_matches(name, pattern) for name in found)]

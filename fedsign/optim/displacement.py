@@ -30,8 +30,10 @@ def unit_displacement(optimizer: torch.optim.Optimizer, num_steps: int) -> float
     group = optimizer.param_groups[0]
     if any(other["lr"] != group["lr"] for other in optimizer.param_groups):
         return None
+    # torch sets the first velocity to the gradient, without dampening: from 0, the recursion gives the same
     momentum, velocity, total = group["momentum"], 0.0, 0.0
     for _ in range(num_steps):
         velocity = momentum * velocity + 1
+        # Nesterov steps along g + momentum * velocity, with the velocity already updated
         total += 1 + momentum * velocity if group["nesterov"] else velocity
     return float(group["lr"]) * total

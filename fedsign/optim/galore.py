@@ -58,6 +58,7 @@ class GaLore(torch.optim.Optimizer):
         super().__init__(groups, defaults)
         self._plain = None if not others else made_lean(torch.optim.AdamW, others, **defaults)
         if self._plain is not None:
+            # step() lends this group to the inner AdamW, which reads all of its own keys in it (amsgrad, foreach, ...)
             self.param_groups[1].update(self._plain.param_groups[0])
 
     @torch.no_grad()
@@ -81,10 +82,12 @@ class GaLore(torch.optim.Optimizer):
 def _step(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     """The module's equations for one matrix."""
     steps = int(state["step"]) if state else 0
+    # counted per matrix: one that has no gradient in a step does not age
     if steps % group["update_proj_gap"] == 0:
         state["projector"] = projector_of(gradient, group["rank"])
     reduced = _reduced(gradient, state["projector"])
     if not steps:
+        # a CPU tensor, as in torch's optimizers: load_state_dict does not cast or move `step`
         state["step"] = torch.zeros(())
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(reduced), torch.zeros_like(reduced)
     state["step"] += 1
@@ -95,6 +98,7 @@ def _step(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[s
     direction = (mean / correction1) / ((square / correction2).sqrt() + group["eps"])
     weight.add_(_in_full(direction, state["projector"], weight), alpha=-group["lr"] * group["scale"])
     if group["weight_decay"]:
+        # after the step, as in the authors' code; torch's AdamW decays before
         weight.mul_(1 - group["lr"] * group["weight_decay"])
 
 
@@ -105,6 +109,7 @@ def projector_of(gradient: Tensor, rank: int) -> Tensor:
     (torch.Size([3, 2]), torch.Size([3, 3]))
     """
     full = gradient.to(torch.promote_types(gradient.dtype, torch.float32))  # svd needs at least float32
+    # torch returns V^T as `right`, hence the transpose
     left, _, right = torch.linalg.svd(full, full_matrices=False)
     found = right.T if len(gradient) >= gradient.shape[1] else left
     projector: Tensor = found[:, :rank].to(gradient.dtype)
@@ -143,6 +148,7 @@ def galore(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return made_lean(
         GaLore,
+        # lists in the model's order: `inside` is a set, whose order differs between processes
         [each for each in trained if each in inside],
         others=[each for each in trained if each not in inside],
         lr=lr,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedsign.errors import ConfigError
 
-_CERTAIN = 1 - 1e-9
+_CERTAIN = 1 - 1e-9  # an inclusion probability of 1, up to rounding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +53,7 @@ class LayerSampler:
             return tuple(sorted(map(int, drawn)))
         inclusion = self.inclusion()
         certain = np.flatnonzero(inclusion >= _CERTAIN)
+        # shuffled: in a fixed order, small neighbors could never be drawn together
         others = rng.permutation(np.flatnonzero(inclusion < _CERTAIN))
         num = self.num_sampled - len(certain)
         ends = np.cumsum(inclusion[others])
@@ -78,5 +79,6 @@ class LayerSampler:
                 break
             found[above], free[above] = 1.0, False
         else:
+            # the certain blocks took all places
             found[free] = 0.0
         return found

@@ -30,8 +30,10 @@ def made_lean(
     """
     optimizer = kind.__new__(kind)
     unwrapped = inspect.unwrap(kind.add_param_group)
+    # set before __init__, which calls it; an attribute of the instance shadows the class's method
     vars(optimizer)["add_param_group"] = partial(unwrapped, optimizer)
     optimizer.__init__(parameters, **settings)  # type: ignore[misc]
+    # it would keep the optimizer alive in a cycle
     del vars(optimizer)["add_param_group"]
     return optimizer
 
@@ -45,5 +47,6 @@ def clear_leanly(optimizer: Kind) -> Kind:
 
 def step_leanly(optimizer: Kind) -> Kind:
     """Replace `step` on an optimizer that has no hooks; see [Note: the compiler's import]."""
+    # `unwrap` also removes the wrapper that disables gradients
     vars(optimizer)["step"] = partial(torch.no_grad()(inspect.unwrap(type(optimizer).step)), proxy(optimizer))
     return optimizer

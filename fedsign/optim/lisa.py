@@ -72,8 +72,10 @@ class LISA(torch.optim.AdamW):
         self.blocks = found
         self.before_training: Callable[[frozenset[str]], None] | None = None
         self._period, self._redraws, self._moments = period, redraw, moments
+        # a dict, whose order is the model's: torch's state_dict refers to parameters by position
         self._names: dict[nn.Parameter, list[str]] = {}  # of all trainable parameters; tied ones have several names
         for name, parameter in model.named_parameters(remove_duplicate=False):
+            # what the user froze stays frozen: `end` unfreezes only the parameters in here
             if parameter.requires_grad:
                 self._names.setdefault(parameter, []).append(name)
         self._of_block = [[p for p in module.parameters() if p in self._names] for module in found.values()]
@@ -94,6 +96,7 @@ class LISA(torch.optim.AdamW):
 
     def restart(self, draw: Draw, *, first_step: int = 0) -> None:
         """Clear all moments and start with the draw of the period that contains `first_step`."""
+        # not self.end(): a ClientLISA's also ends the round
         LISA.end(self)
         self.state.clear()
         self._waiting.clear()
@@ -126,12 +129,14 @@ class LISA(torch.optim.AdamW):
         super().zero_grad(set_to_none)
         if self._draw is not None and self._is_due:
             self._turn(self._draw)
+        # zeros instead of None (set_to_none=False) would have AdamW decay frozen weights
         for parameter in self._names.keys() - self._active:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """AdamW's state including offloaded moments, and under `lisa` the position in the sequence of draws."""
         for parameter, moments in self._waiting.items():
+            # lent to torch for the call, which collects only what is in `state`
             self.state[parameter] = moments
         try:
             found = super().state_dict()
@@ -154,6 +159,7 @@ class LISA(torch.optim.AdamW):
         self._waiting.clear()
         super().load_state_dict(state_dict)
         self._step, self._index = place["step"], place["index"]
+        # `reset` would discard the moments that were just loaded
         self._take(place["drawn"], forget=False)
 
     @property
@@ -219,10 +225,12 @@ class ClientLISA(LISA):
         """Start a round.  Per client, periods span rounds; per round, they restart and all clients draw the same."""
         if self._draws == "per_client":
             self.restart(
+                # the stream's `round` is the period here, since periods span rounds
                 lambda index: self.sampler.draw(generator(seed, Purpose.LAYERS, round=index, partition=client)),
                 first_step=first_step,
             )
         else:
+            # without redraws, all rounds use the draw of round 0
             of_round = generator(seed, Purpose.LAYERS, round=round if self._redraws else 0)
             self.restart(lambda index: self.sampler.draw(child(of_round, index)))
 
@@ -230,6 +238,7 @@ class ClientLISA(LISA):
         """End the round: unfreeze everything, clear moments and gradients."""
         super().end()
         self.state.clear()
+        # load_state_dict below brings the moments of all blocks; stale ones must not return later
         self._waiting.clear()
         for parameter in self._names:
             parameter.grad = None
@@ -285,10 +294,13 @@ def _moved(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def _copied(tensor: Tensor, device: torch.device) -> Tensor:
+    # `step` is a scalar that AdamW keeps on the CPU
     if tensor.device == device or tensor.dim() == 0:
         return tensor
     if device.type != "cpu":
+        # from pinned memory, so the host does not wait; the stream orders the copy before the step
         return tensor.to(device, non_blocking=True)
+    # a blocking copy: state_dict() may read the host's copy at any time
     return torch.empty_like(tensor, device=device, pin_memory=True).copy_(tensor)
 
 
@@ -298,6 +310,7 @@ def _num_bytes(states: Iterable[dict[str, Any]]) -> int:
 
 def _refuse_late(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a step whose gradients predate a draw that is due: it would train the wrong blocks."""
+    # args[0] is the optimizer; a closure calls zero_grad itself, which takes the draw
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if optimizer._is_due and closure is None:
         raise StepError(
@@ -309,4 +322,5 @@ def _refuse_late(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _count(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Record a step."""
     optimizer._step += 1
+    # only in a post-hook: blocks drawn for a step that never came were not trained
     optimizer._trained |= optimizer._active

@@ -56,6 +56,7 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
         r=settings["rank"],
         lora_alpha=settings["alpha"],
         lora_dropout=settings["dropout"],
+        # peft matches a string as a regex on the full name, but the entries of a list as suffixes
         target_modules="|".join(map(re.escape, names)),
         fan_in_fan_out=all(_is_transposed(model.get_submodule(name)) for name in names),
     )
@@ -80,11 +81,14 @@ class Adapters(Transform):
         for name in self.frozen:
             owner, key = _owner(model, name)
             setattr(owner, key, nn.Parameter(vars(owner)["_buffers"].pop(key)))
+        # a list, because set_submodule changes the tree during the loop
         for name, layer in [*model.named_modules()]:
+            # recognizes peft's layers without importing peft
             if not hasattr(layer, "lora_A"):
                 continue
             base: Any = layer.get_base_layer()
             with torch.no_grad():
+                # out of place: all models of this process share W_0
                 base.weight = nn.Parameter(base.weight + layer.get_delta_weight("default").to(base.weight))
             model.set_submodule(name, base)
         return model
@@ -159,6 +163,7 @@ def _freeze(model: nn.Module, *, trained: Iterable[nn.Module]) -> None:
     # with duplicates: a tied parameter must become a buffer under each of its names
     for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
         owner, key = _owner(model, name)
+        # the dot in front also finds an adapter at the root
         if ".lora_" in f".{name}" or parameter in kept:
             parameter.requires_grad_(True)
         else:

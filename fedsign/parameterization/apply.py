@@ -51,6 +51,7 @@ class Parameterized(Transform):
         """Move the masks to the parameters' device, and zero absent weights that were loaded."""
         for name, mask in self.masks.items():
             parameter = model.get_parameter(name)
+            # not become(): the same weights are present, so cached indices stay valid
             mask.is_there = mask.is_there.to(parameter.device)
             parameter.mul_(mask.is_there)
 
@@ -68,6 +69,7 @@ class Parameterized(Transform):
         optimizer: torch.optim.Optimizer
         if OptimizerTraits.of(part.name).takes_model:
             optimizer = part.build(model, lr, weight_decay)
+            # the factory took the module, so its single group is split afterwards, with its settings
             (whole,) = optimizer.param_groups
             optimizer.param_groups[:] = [{**whole, **group} for group in groups]
         else:
@@ -93,6 +95,7 @@ class Parameterized(Transform):
         """Group parameters with equal rates and decay, in the order of the model."""
         groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
         for name, tensor in self.plan.tensors.items():
+            # exact floats: equal rates come from the same formula
             key = (tensor.adam_rate, tensor.sgd_rate, tensor.decays)
             group = groups.setdefault(key, {"params": [], "masks": [], "plan": tensor})
             group["params"].append(model.get_parameter(name))
@@ -122,6 +125,7 @@ def parameterize(
         ConfigError: the model's roles are unknown, or the rule cannot start at this density.
     """
     plan = plan_of(model, scheme)
+    # whole tensors, masked below: one seed draws the same numbers at every density, up to their scale
     _draw(model, plan)
     masks = {}
     for name, tensor in plan.tensors.items():
@@ -183,7 +187,9 @@ def _set_rates(
         if not tensor.decays:
             group["weight_decay"] = 0.0
         elif scheme.decay == "base":
+            # torch multiplies it by the group's lr, which contains the rate
             group["weight_decay"] = weight_decay / rate
+            # torch's AdamW is a subclass of Adam, so the flag tells them apart
             if weight_decay and isinstance(optimizer, torch.optim.Adam) and not group["decoupled_weight_decay"]:
                 raise ConfigError(
                     f"client.optimizer.name={part.name} was given with parameterization.decay=base, "

@@ -67,12 +67,14 @@ class Mask:
 
     def part(self, start: int, stop: int, device: torch.device) -> "Mask":
         """The mask of a slice of the flattened tensor."""
+        # a view would keep the whole mask alive
         return Mask(self.is_there.reshape(-1)[start:stop].to(device, copy=True))
 
     def become(self, is_there: Tensor) -> None:
         """Change the mask and drop the cached indices."""
         self.is_there = is_there
         for name in ("num", "places", "columns"):
+            # where cached_property stores its value
             vars(self).pop(name, None)
 
     def keep_gradient(self, keeps: bool) -> None:
@@ -83,7 +85,9 @@ class Mask:
         """A gradient hook: zero the gradient of absent weights."""
         if self.keeps_gradient:
             before = self.dense_gradient
+            # a new sum: the first one is autograd's own tensor
             self.dense_gradient = gradient.detach() if before is None else before + gradient.detach()
+        # out of place: autograd forbids hooks to change their argument
         return gradient * self.is_there
 
 
@@ -110,12 +114,14 @@ class Columns:
 
 def _starts(ascending: Tensor, num: int) -> Tensor:
     """Row pointers: the position at which each of `num` row numbers starts in a sorted list, and the end."""
+    # an empty row starts where the next one does
     return torch.searchsorted(ascending, torch.arange(num + 1), out_int32=True)
 
 
 def _compressed(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        # the indices are derived from a mask; checking them in every product would cost a pass over them
         return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
 
 
@@ -141,6 +147,7 @@ def _smallest(drawn: NDArray[np.uint32], num: int) -> NDArray[np.bool_]:
     """
     if num == 0:
         return np.zeros(drawn.shape, dtype=np.bool_)
+    # linear in N, unlike a sort
     limit = np.partition(drawn, num - 1)[num - 1]
     found: NDArray[np.bool_] = drawn < limit
     found[np.flatnonzero(drawn == limit)[: num - np.count_nonzero(found)]] = True
@@ -153,12 +160,14 @@ def hold(model: nn.Module, masks: Mapping[str, Mask]) -> None:
         parameter = model.get_parameter(name)
         with torch.no_grad():
             parameter.mul_(mask.is_there)
+        # runs before the gradient is accumulated, so clipping and every optimizer see the masked one
         parameter.register_hook(mask)
 
 
 def gathered(tensor: Tensor, mask: Mask) -> Tensor:
     """Copy the present weights into a row [num], or [K, num] for a cohort [K, ...]."""
     stacked = tensor.shape[: tensor.dim() - mask.is_there.dim()]
+    # cached on the mask's device, which need not be the tensor's
     return tensor.reshape(*stacked, -1).index_select(-1, mask.places.to(tensor.device))
 
 
@@ -167,4 +176,5 @@ def put_back(whole: Tensor, row: Tensor, mask: Mask) -> None:
     if whole.is_contiguous():
         whole.view(-1)[mask.places.to(whole.device)] = row
     else:
+        # goes by logical position, where a channels-last tensor has no flat view
         whole.masked_scatter_(mask.is_there.to(whole.device), row)

@@ -51,6 +51,7 @@ def _multiply_pass(module: nn.Module, factor: float, *, of_output: bool) -> None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+# a class, not a closure: hooks are copied and pickled with their model
 class Times:
     """A hook that scales a module's output, or as a pre-hook its input, which leaves the bias unscaled."""
 
@@ -78,12 +79,14 @@ def folded(model: nn.Module, plan: Plan) -> nn.Module:
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key in [key for key, hook in hooks.items() if isinstance(hook, Times)]:
                 del hooks[key]
+    # a tied head reads the embedding, into which alpha_input is folded, so the norm divides by it
     is_tied = not any(matches(name, roles.unembedding) for name, _ in plain.named_parameters())
     with torch.no_grad():
         _scale(plain, roles.inputs, plan.input)
         _scale(plain, roles.outputs, plan.output / (plan.input if is_tied else 1))
         for name, scale in plan.attention.items():
             usual = roles.attention[name] ** -0.5
+            # weight and bias, since the scale applies to the whole query
             _scale(plain, (f"{name}.query",), scale / usual)
             vars(plain.get_submodule(name))["scale"] = usual
     return plain

@@ -26,6 +26,7 @@ State = dict[str, Any]  # of one parameter: rows [num], and a step count
 class Packed(torch.optim.Optimizer):
     """The loop over parameters; subclasses implement `_move` for a row of weights."""
 
+    # set on an instance, where a function is not bound as a method
     take_step: "Callable[[Packed], None] | None" = None  # replaces `move`, for example to change masks, too
 
     def __init__(self, params: Iterable[Any], **settings: Any) -> None:
@@ -54,6 +55,7 @@ class Packed(torch.optim.Optimizer):
                     continue
                 state = self.state[parameter]
                 if mask is None:
+                    # a dense tensor is updated in place; a gathered row is a copy and must be put back
                     self._move(parameter, parameter.grad, state, group)
                 else:
                     weights, gradient = gathered(parameter, mask), gathered(parameter.grad, mask)
@@ -78,6 +80,7 @@ class PackedSGD(Packed):
             if "momentum_buffer" in state:
                 state["momentum_buffer"].mul_(momentum).add_(gradient)
             else:
+                # a copy: without a mask or weight decay this is parameter.grad itself
                 state["momentum_buffer"] = gradient.clone()
             velocity = state["momentum_buffer"]
             gradient = gradient.add(velocity, alpha=momentum) if group["nesterov"] else velocity
@@ -99,6 +102,7 @@ class PackedAdamW(Packed):
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         correction1, correction2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+        # torch's order: dividing elsewhere rounds differently
         roots = (square.sqrt() / correction2**0.5).add_(group["eps"])
         weights.addcdiv_(mean, roots, value=-(lr / correction1))
 

@@ -48,6 +48,7 @@ class RowPacking(Packing):
 
     def _row(self, name: str, tensor: Tensor) -> Tensor:
         mask = self._masks.get(name)
+        # the last dimensions, so that the stack [K, ...] of a cohort fits, too
         if mask is None or tensor.shape[-mask.is_there.dim() :] != mask.is_there.shape:
             return tensor
         return gathered(tensor, mask)
@@ -76,6 +77,7 @@ class _Whole(Mapping[str, Tensor]):
 
 def rows_of(model: nn.Module, masks: Mapping[str, Mask]) -> RowPacking:
     """The packing of a model; tied tensors share their mask."""
+    # by tensor: masks name a tied one once, a state_dict under each of its names
     of = {model.get_parameter(name): mask for name, mask in masks.items()}
     names = model.named_parameters(remove_duplicate=False)
     return RowPacking({name: of[parameter] for name, parameter in names if parameter in of})

@@ -92,6 +92,7 @@ def _tensor(name: str, num_dims: int, roles: ModelRoles, scheme: Scheme, m_d: fl
         init_std = scheme.init_std / (m_d * for_init) ** 0.5
         why = f"hidden, m_d {m_d:g}, m_rho {scheme.density_ratio(density):g}"
         if matches(name, roles.residual):
+            # 2 L additions of equal variance to the stream
             init_std /= (2 * roles.depth) ** 0.5
             why += f", adds to the stream of {roles.depth} blocks"
     return TensorPlan(role=role, density=density, init_std=init_std, adam_rate=adam_rate, sgd_rate=sgd_rate, why=why)

@@ -59,6 +59,7 @@ def multiply_sparsely(model: nn.Module, masks: Mapping[str, Mask], products: Pro
     always = products.kind == "csr"
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and module.weight in of:
+            # on the instance: nn.Module calls self.forward, so hooks still run
             vars(module)["forward"] = SparseForward(module, of[module.weight], always=always)
 
 
@@ -91,11 +92,13 @@ class SparseForward:
         rows = x.reshape(-1, x.shape[-1])
         if not self._is_compressed(len(rows)):
             return nn.functional.linear(x, weight, bias)
+        # [B, in], with B over all leading dimensions of x
         product: Tensor = _Product.apply(rows, weight, self._mask.columns)  # type: ignore[no-untyped-call]
         return (product if bias is None else product + bias).view(*x.shape[:-1], -1)
 
     def _is_compressed(self, num_rows: int) -> bool:
         """Whether to use CSR: not if absent weights need gradients, or if the weight may violate the mask."""
+        # functional_call puts a plain tensor there, which need not obey the mask
         if not self._module.training or self._mask.keeps_gradient or not isinstance(self._module.weight, nn.Parameter):
             return False
         return self._always or pays(self._mask, num_rows)
@@ -109,6 +112,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.columns = columns
         rows = columns.rows(_values(weight, columns))
+        # CSR times dense puts the sparse factor first, hence y^T = W x^T
         return (rows @ x.t().contiguous()).t().contiguous()
 
     @staticmethod
@@ -122,6 +126,7 @@ class _Product(torch.autograd.Function):
             of_x = (columns.turned_rows(_values(weight, columns)) @ turned).t().contiguous()
         if ctx.needs_input_grad[1]:
             at = columns.rows(torch.zeros(len(columns.places), dtype=weight.dtype))
+            # both factors are contiguous along B, over which each inner product runs
             found = torch.sparse.sampled_addmm(at, turned, x.t().contiguous().t(), beta=0.0)
             of_weight = torch.zeros_like(weight)
             of_weight.view(-1)[columns.places] = found.values()

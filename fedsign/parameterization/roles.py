@@ -100,6 +100,7 @@ def _known(model: nn.Module) -> ModelRoles:
         own = [key for key, _ in module.named_parameters(recurse=False)]
         if isinstance(module, (*_LINEAR, nn.Embedding)):
             layers[name] = module
+        # a parameter without a layer, such as a class token, could have any role
         elif own and not isinstance(module, _NORMS):
             raise ConfigError(
                 f"the roles of '{f'{name}.{own[0]}'.strip('.')}' in a {type(module).__name__} are not known; "
@@ -109,6 +110,7 @@ def _known(model: nn.Module) -> ModelRoles:
     classifier = classifier_of(model)
     last = next(name for name, module in layers.items() if module is classifier)
     tables = tuple(name for name, module in layers.items() if isinstance(module, nn.Embedding))
+    # every table reads the data, such as tokens and positions
     first = tables or tuple(layers)[:1]
     hidden = [name for name in layers if name != last and name not in first]
     if last in first or not isinstance(layers[last], nn.Linear):
@@ -119,6 +121,7 @@ def _known(model: nn.Module) -> ModelRoles:
         )
     widest = layers[hidden[-1] if hidden else first[0]]
     return ModelRoles(
+        # Embedding: [num, width]; Linear and convolutions: [out, in, ...]
         width=int(widest.get_parameter("weight").shape[1 if isinstance(widest, nn.Embedding) else 0]),
         embedding=tuple(f"{name}.weight" for name in first),
         unembedding=(f"{last}.weight",),

@@ -103,6 +103,7 @@ def read_found(path: Path) -> Found:
 
 def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     with path.open("wb") as file:  # given a name, np.savez would append .npz
+        # NumPy dates all members of the archive 1980, so equal arrays give equal bytes
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 

@@ -49,6 +49,7 @@ class Axis:
         """The relative position of a value: 0 at the lower limit, 1 at the upper one."""
         low, high = self.limits or (0.0, 1.0)
         if self.scale != "linear":
+            # what lies below the axis is drawn at its edge: it may be 0, which has no logarithm
             value, low, high = (math.log10(max(each, low)) for each in (value, low, high))
         return (value - low) / (high - low)
 
@@ -111,6 +112,7 @@ def value_axis(values: Iterable[float | None], *, label: str = "", percent: bool
     """An axis for a curve: from 0 if that costs little space, logarithmic if one value dwarfs the rest."""
     ordered = sorted(value for value in drawable(values) if value is not None) or [0.0, 1.0]
     low, high = ordered[0], ordered[-1]
+    # against the median: one outlier must not move the reference
     is_log = low > 0 and high > 50 * ordered[len(ordered) // 2]
     if not is_log and 0 < low < 2 * high / 3:
         low = 0.0
@@ -165,6 +167,7 @@ def nice_ticks(low: float, high: float, *, at_most: int = 6) -> list[float]:
             first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
             if last - first + 1 <= at_most:
                 last = max(last, first + 1)
+                # .12g drops rounding noise such as 0.30000000000000004; + 0.0 turns -0.0 into 0.0
                 return [float(f"{index * step:.12g}") + 0.0 for index in range(first, last + 1)]
         power *= 10
 
@@ -182,4 +185,5 @@ def decades(low: float, high: float, *, at_most: int = 6) -> list[float]:
     last = max(last, first + 1)
     stride = math.ceil((last - first) / (at_most - 1))
     last = first + stride * math.ceil((last - first) / stride)
+    # parsed, since 10.0 ** exponent is not always the nearest float
     return [float(f"1e{exponent}") for exponent in range(first, last + 1, stride)]

@@ -54,15 +54,15 @@ _STYLE: Mapping[str, Any] = {
     "lines.linewidth": 1.2,
     "legend.frameon": False,
     "legend.handlelength": 2.6,
-    "pdf.fonttype": 42,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "fedsign",
+    "pdf.fonttype": 42,  # TrueType, because many publishers refuse matplotlib's default, Type 3
+    "svg.fonttype": "path",  # outlines, so that readers need no fonts
+    "svg.hashsalt": "fedsign",  # ids would otherwise be random
     "axes.unicode_minus": True,
     "text.usetex": False,
-    "text.parse_math": False,
+    "text.parse_math": False,  # names given by users may contain $
 }
 _METADATA: Mapping[str, dict[str, Any]] = {
-    "pdf": {"CreationDate": None, "Creator": "FedSign", "Producer": None},
+    "pdf": {"CreationDate": None, "Creator": "FedSign", "Producer": None},  # no dates, no versions
     "svg": {"Date": None, "Creator": "FedSign"},
     "png": {"Software": "FedSign"},
 }
@@ -87,6 +87,7 @@ def style() -> Iterator[None]:
     """Apply the paper style temporarily, on top of matplotlib's defaults."""
     import matplotlib
 
+    # setting a backend, even to its default, may close the caller's figures
     settings: Any = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
     settings.update(_STYLE)
     with matplotlib.rc_context(settings):
@@ -96,6 +97,7 @@ def style() -> Iterator[None]:
 def write(draw: Draw, *paths: Path) -> list[Path]:
     """Draw a figure and write it in the formats given by the suffixes; files do not depend on time or place."""
     with style(), warnings.catch_warnings(record=True) as caught:
+        # by default Python reports a warning once per place, and a second figure would miss it
         warnings.simplefilter("always")
         figure = draw()
         for path in paths:
@@ -178,6 +180,7 @@ def _panel(axes: "Axes", chart: Chart) -> None:
     names = {chart.title, *chart.y.categories}  # labels in the chart need no legend
     for series in chart.series:
         is_shown = not series.is_faint and series.name not in names
+        # matplotlib leaves labels that begin with an underscore out of the legend
         look = {"color": COLORS[series.color % len(COLORS)], "label": one_line(series.name) if is_shown else "_"}
         _DRAW[series.mark](axes, series, look)
         if is_shown:
@@ -195,6 +198,7 @@ def _panel(axes: "Axes", chart: Chart) -> None:
 
 def _line(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
     x, low, high = map(_numbers, (series.x, series.low, series.high))
+    # DASHES are in pixels of a page; matplotlib multiplies dashes by the line width
     dashes = (0, [each / 2 for each in series.dashes]) if series.dashes else "-"
     faint: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.35} if series.is_faint else {}
     axes.plot(x, _numbers(series.y), linestyle=dashes, marker=series.marker, markersize=2.5, **look, **faint)
@@ -205,6 +209,7 @@ def _line(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
 def _point(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
     x, y, low, high = map(_numbers, (series.x, series.y, series.low, series.high))
     if series.low:
+        # errorbar takes distances, not ends
         axes.errorbar(x, y, xerr=[x - low, high - x], fmt="none", color=look["color"], elinewidth=1.3, capsize=2.5)
     face = "white" if series.is_open else look["color"]
     axes.plot(x, y, marker=series.marker or "o", markersize=4, markerfacecolor=face, linestyle="none", **look)
@@ -219,6 +224,7 @@ def _texts(axes: "Axes", chart: Chart) -> None:
     """Labels: after bars; beside points, on the side farthest from other points and earlier labels."""
     labeled = [series for series in chart.series if series.labels and not (series.low and series.mark == "point")]
     marks = [each for series in labeled for each in zip(_numbers(series.x), _numbers(series.y), strict=True)]
+    # complex numbers as points of the plane: abs() of a difference is a distance
     taken = [complex(*axes.transData.transform(mark)) for mark in marks]
     texts = [" ".join(text.split()) for series in labeled for text in series.labels]
     is_bar = any(series.mark == "bar" for series in labeled)
@@ -268,7 +274,7 @@ def _axis(axes: "Axes", which: str, axis: Axis) -> None:
             **{
                 f"{which}ticks": range(num),
                 f"{which}ticklabels": map(one_line, axis.categories),
-                f"{which}lim": (num - 0.4, -0.6),
+                f"{which}lim": (num - 0.4, -0.6),  # reversed: the first category on top
             }
         )
         for index in axis.headings:

@@ -46,6 +46,7 @@ def legend(chart: Chart) -> list[tuple[str, Series, str]]:
         shown = [series for series in of_name if not series.is_faint] or of_name
         known = [[value for value in drawable(series.y) if value is not None] for series in shown]
         last = sorted(values[-1] for values in known if values)
+        # the lowest, and the highest if there are several
         ends = [figure(value, percent=chart.y.percent) for value in last[:1] + last[1:][-1:]]
         entries.append((name, shown[0], " – ".join(ends)))
     if len(entries) > 1 and len({value for _, _, value in entries}) == 1:  # equal values do not distinguish the lines
@@ -74,6 +75,7 @@ def paths(chart: Chart) -> list[tuple[str, Series, str]]:
         lines.append(("line faint" if series.is_faint else "line", series, "".join(drawn)))
         if series.low:
             ends = zip(high, low, strict=True)
+            # along the upper edge and back along the lower one
             outline = "".join(f"M{upper}L{'L'.join(reversed(lower.split('L')))}z" for upper, lower in ends)
             bands.append(("spread", series, outline))
     return bands + lines
@@ -111,7 +113,7 @@ def data(chart: Chart) -> Markup:
         series.append(
             {
                 "key": names.index(each.name),
-                "x": columns.setdefault(across, len(columns)),
+                "x": columns.setdefault(across, len(columns)),  # series with equal x share a column
                 "y": [_short(value) for value in values],
                 "color": each.color % len(COLORS) + 1,
                 "dash": each.dashes,
@@ -125,6 +127,7 @@ def data(chart: Chart) -> Markup:
         "rules": [at for at, _ in chart.rules],
         "series": series,
     }
+    # a "</script>" in a name would end the element
     return Markup(json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"))
 
 
@@ -141,6 +144,7 @@ def thin(points: Sequence[Point], *, at_most: int) -> list[Point]:
     """Thin out points: keep the lowest, the highest, and a gap of every stretch, so no spike or gap is lost."""
     if len(points) <= at_most:
         return list(points)
+    # two points per stretch; a gap adds one only where there is one
     size = math.ceil(2 * len(points) / at_most)
     kept = []
     for start in range(0, len(points), size):
@@ -162,6 +166,7 @@ def _at(chart: Chart, x: float, y: float | None) -> str:
 
 
 def _short(value: float | None) -> float | None:
+    # five digits: finer than a pixel on most axes, in half the bytes
     return None if value is None else float(f"{value:.5g}")
 
 

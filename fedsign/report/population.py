@@ -85,6 +85,7 @@ class Population:
     def _main_class(self, client: int) -> tuple[int, float]:
         row = self.counts[client]
         largest = max(row, default=0)
+        # within a class the purest clients come first; empty clients come last
         return (row.index(largest), -largest / sum(row)) if largest else (len(row), 0.0)
 
     def caption(self) -> str:
@@ -166,6 +167,7 @@ def panels(population: Population) -> list[dict[str, Any]]:
 
 def _bars(title: str, values: Sequence[int], height: int, class_: str) -> dict[str, Any]:
     axis = Axis(limits=(0.0, nice_ticks(0, max([*values, 2]), at_most=4)[-1]))
+    # .86 of a column's width, .07 of space on each side
     path = "".join(
         f"M{column}.07 1000h.86v-{1000 * axis.place(value):.0f}h-.86z" for column, value in enumerate(values) if value
     )
@@ -190,6 +192,7 @@ def _classes(population: Population, shown: Sequence[int]) -> dict[str, Any]:
         counts = population.counts[client]
         for row, count in enumerate(counts):
             if count:
+                # at least the lightest shade: a class that a client holds must not look absent
                 shade = min(SHADES, max(1, round(SHADES * count / sum(counts) / full)))
                 by_shade.setdefault(shade, []).append(f"M{column}.07 {row}.06h.86v.88h-.86z")
     return {

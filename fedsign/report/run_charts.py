@@ -88,6 +88,7 @@ def _traffic_chart(run: Run) -> list[Chart]:
     largest = round(max((values[-1] for values in sums.values() if values), default=0))
     if not largest:
         return []
+    # one unit for both curves and the axis: that of the largest value
     unit = wording.byte_count(largest).split(wording.NARROW_SPACE)[1]
     size = 1000.0 ** wording.BYTE_UNITS.index(unit)
     scaled = {name: [value / size for value in values] for name, values in sums.items()}

@@ -43,6 +43,7 @@ class Run:
     @property
     def metrics(self) -> list[str]:
         """The names of the metrics, as in the records."""
+        # a user's metric is `module:name`, its column in the records `name`
         return [str(name).rpartition(":")[2] for name in self.config.get("metrics", ())]
 
     def has(self, key: str) -> bool:
@@ -157,6 +158,7 @@ def failures(run: Run) -> dict[str, Any]:
             (line["round"], failure.get("client"), str(failure.get("reason", "")))
             for failure in line.get("failures", ())
         ]
+    # a stable sort by round: within a round, failures stay in the order in which they were recorded
     unique = sorted(dict.fromkeys(found), key=lambda row: row[0])
     rows = [
         (round, client, reason if len(reason) <= _MAX_REASON else reason[:_MAX_REASON] + " …")

@@ -47,6 +47,7 @@ def byte_count(count: int) -> str:
     """
     size, units = float(count), [*reversed(BYTE_UNITS)]
     unit = units.pop()
+    # from here on, rounding would show "1,000 kB"
     while size >= 999.5 and units:
         size, unit = size / 1000, units.pop()
     decimals = 0 if unit == "B" or size >= 100 else 1
@@ -59,6 +60,7 @@ def duration(seconds: float) -> str:
     >>> [duration(value).replace(NARROW_SPACE, " ") for value in (0.0123, 3.46, 272.0, 7384.0, 180000.0)]
     ['12 ms', '3.5 s', '4 min 32 s', '2 h 3 min', '2 d 2 h']
     """
+    # each limit is where rounding would reach the next unit: not "1000 ms", not "60.0 s"
     if seconds < 0.9995:
         return f"{1000 * seconds:.0f}{NARROW_SPACE}ms"
     if seconds < 59.95:

@@ -34,6 +34,7 @@ def warmup_linear(round: int, rounds: int, *, warmup: Share = 0.1, final: Share 
 
 def _warmed_up(count: int, total: int, warmup: float, decay: Callable[[float], float]) -> float:
     """The warmup factor, or `decay` of the elapsed share of the rest."""
+    # halves round up, where round() goes to the even number; at least one round decays
     num_warming = min(int(warmup * total + 0.5), total - 1)
     if count <= num_warming:
         return count / (num_warming + 1)

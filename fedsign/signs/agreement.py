@@ -76,6 +76,7 @@ class SignAgreement:
         return {name: _shares(row) for name, row in zip(["", *self._received], layers, strict=True)}
 
     def _begin(self, received: Mapping[str, Tensor], num_clients: int) -> None:
+        # by identity: all clients of a round pass the same mapping, and comparing values would cost as much as counting
         if self._received is not received:
             self._received = received
             self._before = np.concatenate([_flat(tensor) for tensor in received.values()])
@@ -96,9 +97,8 @@ class SignAgreement:
             thresholds: list[Any] = [0, 0, before, before]
             for count, compare, to in zip(self._counts, (np.greater, np.less) * 2, thresholds, strict=True):
                 compare(part, to, out=found)
-                count[place] += found.view(
-                    np.uint8
-                )  # viewed as bytes, because adding booleans would convert them first
+                # viewed as bytes, because adding booleans would convert them first
+                count[place] += found.view(np.uint8)
 
     def _sums(self, counts: NDArray[Any], starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Per layer: ordered pairs that agree, ordered pairs, clients that agree with the received model, clients."""
@@ -153,6 +153,7 @@ def _flat(tensor: Tensor) -> NDArray[Any]:
 
 
 def _shares(sums: NDArray[np.int64]) -> dict[str, float | None]:
+    # Python integers divide exactly rounded, also beyond 2^53
     pairs = sums.tolist()
     shares = [part / whole if whole else None for part, whole in zip(pairs[::2], pairs[1::2], strict=True)]
     return dict(zip(METRICS, shares, strict=True))

@@ -31,7 +31,7 @@ class Language:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean over the scored tokens; 0, with a zero gradient, if there are none."""
         total = functional.cross_entropy(
-            outputs.flatten(0, -2),
+            outputs.flatten(0, -2),  # [n T, V]
             targets.flatten(),
             ignore_index=IGNORED,
             reduction="sum",
@@ -67,6 +67,7 @@ class Language:
         """
         (length,) = input_shape
         was_training, why = model.training, ""
+        # a set: a block of one or two tokens is tried once
         for num in sorted({min(2, length), length}):
             tokens = torch.zeros((1, num), dtype=torch.int64, device=device)
             expected = [1, num, num_outputs]

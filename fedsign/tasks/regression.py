@@ -11,6 +11,7 @@ class Regression:
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """mean (outputs - targets)^2."""
+        # [n, 1] against [n] would broadcast to [n, n]
         return functional.mse_loss(outputs.squeeze(-1), targets)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ def _load(name: str, root: str, normalization: Normalization) -> Dataset:
     check_present(name, folder, files, remedy)
     with sentence_where_damaged(folder):  # the reader verifies MD5 sums
         parts = [reader(parent, train=train, download=False) for train in (True, False)]
+    # stored as [n, H, W, C]
     train, test = (
         images(tensor_of(part.data).permute(0, 3, 1, 2), tensor_of(part.targets), where=folder) for part in parts
     )

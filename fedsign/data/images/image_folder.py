@@ -76,6 +76,7 @@ class Listing:
 
     def __init__(self, folder: Path, *, size: int, channels: int, class_names: tuple[str, ...] = ()) -> None:
         try:
+            # with agreed classes, a site may lack the images of some
             found = torchvision("torchvision.datasets").ImageFolder(folder, allow_empty=bool(class_names))
         except OSError as error:
             raise DataError(
@@ -88,6 +89,7 @@ class Listing:
         self.class_names: tuple[str, ...] = class_names or tuple(found.classes)
         check_classes(found.classes, self.class_names, where=str(folder.absolute()), what="the class folder")
         position = {name: place for place, name in enumerate(self.class_names)}
+        # torchvision numbers the folders that exist, in sorted order; the model's outputs follow class_names
         self.targets = torch.tensor([position[found.classes[label]] for label in found.targets], dtype=torch.int64)
 
     def __len__(self) -> int:
@@ -116,6 +118,7 @@ def _read(file: str, shape: tuple[int, int, int]) -> Any:
     channels, height, width = shape
     try:
         with Image.open(file) as opened:
+            # decodes the file, so damage is noticed within the try; open() reads only its header
             image = opened.convert("RGB" if channels == 3 else "L")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # all raised by Pillow
         raise DataError(f"the image {file} cannot be read ({error}); replace or remove it.") from error

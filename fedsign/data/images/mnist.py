@@ -55,4 +55,5 @@ def _unpack(path: Path) -> None:
         content = gzip.decompress(packed.read_bytes())
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{packed} is damaged ({error}); remove it and fetch it again.") from error
+    # atomically: other processes may look for the same file
     replace_file(path, lambda partial: partial.write_bytes(content))

@@ -21,5 +21,6 @@ def svhn(seed: int, *, root: str = "data") -> Dataset:
         check_present("SVHN", folder, [file], remedy)
     with sentence_where_damaged(folder):  # the reader verifies MD5 sums
         parts = [reader(folder, split=split, download=False) for split in ("train", "test")]
+    # torchvision has already turned label 10 into 0, and images into [n, C, H, W]
     train, test = (images(tensor_of(part.data), tensor_of(part.labels), where=folder) for part in parts)
     return Dataset(train=train, test=test, class_names=tuple(str(digit) for digit in range(10)), normalization=_SVHN)

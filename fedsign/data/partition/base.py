@@ -87,6 +87,7 @@ def label_distance(some: npt.ArrayLike, other: npt.ArrayLike) -> float:
     """
     first, second = np.asarray(some, dtype=np.float64), np.asarray(other, dtype=np.float64)
     first_sizes, second_sizes = first.sum(axis=1), second.sum(axis=1)
+    # an empty histogram stays 0 instead of 0 / 0; its distance is set below
     p = first / np.maximum(first_sizes, 1)[:, None]
     q = second / np.maximum(second_sizes, 1)[:, None]
     distances = np.abs(p - q).sum(axis=1) / 2
@@ -100,7 +101,8 @@ def group(owner_of: IntArray, num_clients: int) -> list[IntArray]:
     >>> [part.tolist() for part in group(np.array([1, 0, 1]), 2)]
     [[1], [0, 2]]
     """
-    order = np.argsort(owner_of, kind="stable")
+    order = np.argsort(owner_of, kind="stable")  # stable: ascending within each client
+    # minlength: clients at the end may hold nothing
     return np.split(order, np.cumsum(np.bincount(owner_of, minlength=num_clients))[:-1])
 
 

@@ -30,6 +30,7 @@ def classes(
         DataError: the targets are not classes, the number of classes does not fit, or a client gets no sample.
     """
     labels = class_labels(train, name="classes")
+    # classes that no training sample has would otherwise be assigned to clients
     present, label_of = np.unique(labels, return_inverse=True)
     num_classes = len(present)
     if not num_classes <= num_clients * classes_per_client <= num_clients * num_classes:

@@ -68,6 +68,7 @@ def draw_counts(
     class_sizes: IntArray, num_clients: int, alpha: float, minimum: int, rng: np.random.Generator
 ) -> IntArray:
     """Samples per class and client, [C, K]: the first draw without a shortfall, or the one with the smallest."""
+    # [C, K]; replaced by the first draw, since any shortfall is below infinity
     best, least = np.empty(0, dtype=np.int64), np.inf
     for _ in range(max_draws(len(class_sizes), num_clients)):
         shares = rng.dirichlet(np.full(num_clients, alpha), size=len(class_sizes))  # [C, K]
@@ -96,6 +97,7 @@ def fill_up(counts: IntArray, minimum: int) -> IntArray:
 
     Ties are broken by the lowest index.
     """
+    # a copy: the caller compares the result with what was drawn
     by_client = counts.T.copy()  # [K, C]
     sizes = by_client.sum(axis=1)
     # While any client is below the minimum, some other is above it: receivers never become donors.
@@ -108,7 +110,7 @@ def fill_up(counts: IntArray, minimum: int) -> IntArray:
             label = by_client[donor].argmax()
             by_client[donor, label] -= 1
             by_client[client, label] += 1
-            heapq.heapreplace(donors, (size + 1, donor))
+            heapq.heapreplace(donors, (size + 1, donor))  # negated: one sample less
     return by_client.T
 
 

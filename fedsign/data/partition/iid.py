@@ -14,4 +14,5 @@ def iid(train: AnySamples, num_clients: int, rng: np.random.Generator) -> Split:
             f"partition.num_clients={num_clients} clients cannot share {len(train)} training samples: every client "
             "needs at least one; lower partition.num_clients."
         )
+    # sorted, as in the other partitions: only membership is random
     return Split(indices=[np.sort(part) for part in np.array_split(rng.permutation(len(train)), num_clients)])

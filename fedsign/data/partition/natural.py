@@ -41,6 +41,7 @@ def _merge(sizes: IntArray, num_clients: int, rng: np.random.Generator) -> IntAr
     client_of = np.empty(len(sizes), dtype=np.int64)
     held = [(0, client) for client in range(num_clients)]  # heap: the client with the fewest samples comes first
     for owner in rng.permutation(len(sizes)):
+        # of equal sizes the lowest client, since tuples compare by their second entry
         size, client = held[0]
         client_of[owner] = client
         heapq.heapreplace(held, (size + int(sizes[owner]), client))

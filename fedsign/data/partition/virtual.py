@@ -72,6 +72,7 @@ def _from_all(num_samples: int) -> Callable[[int, np.random.Generator], IntArray
 
 def _by_label(train: AnySamples, alpha: float) -> Callable[[int, np.random.Generator], IntArray]:
     labels = class_labels(train, name="virtual", instead="partition.labels=iid")
+    # once for all clients: a draw then costs its own samples, not a pass over the data
     by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     there = np.array([len(index) for index in by_class])
     # a Dirichlet distribution needs positive parameters; a tiny alpha would underflow to 0
@@ -90,9 +91,11 @@ def _by_label(train: AnySamples, alpha: float) -> Callable[[int, np.random.Gener
 def draw_counts(size: int, q: npt.NDArray[np.float64], there: IntArray, rng: np.random.Generator) -> IntArray:
     """Samples per class, [C]: multinomial with shares q, but no more than a class has."""
     counts = np.zeros_like(there)
+    # ends: a pass that leaves some over has used up at least one class
     while left := size - int(counts.sum()):
         weights = np.where(counts < there, q, 0.0)
         if not weights.sum() > 0:  # all remaining classes have probability 0: draw by their frequency
             weights = (there - counts).astype(np.float64)
+        # weights of used-up classes are 0, so the others' shares are renormalized
         counts = np.minimum(counts + rng.multinomial(left, weights / weights.sum()), there)
     return counts

@@ -64,6 +64,7 @@ def cut(document: Document, test_fraction: float) -> tuple[Document, Document]:
     found = ((text.find(mark, earliest), len(mark)) for mark in _BREAKS)
     # a mark at the very end of the text would leave the test part empty
     at = next((place + length for place, length in found if place >= 0 and place + length < len(text)), earliest)
+    # a cut at an end leaves one part empty and the other whole
     is_whole = at in (0, len(text))
     parts = [Document(text=part, owner=document.owner, is_whole=is_whole) for part in (text[:at], text[at:])]
     return parts[0], parts[1]
@@ -71,6 +72,7 @@ def cut(document: Document, test_fraction: float) -> tuple[Document, Document]:
 
 def numbers_of(owners: Sequence[str]) -> list[int]:
     """Each text's owner as an integer, by the sorted order of names."""
+    # by name, so that the number does not depend on the order of the texts
     number_of = {owner: number for number, owner in enumerate(sorted(set(owners)))}
     return [number_of[owner] for owner in owners]
 
@@ -104,7 +106,7 @@ def blocks(stream: Stream, block_length: int, *, pad_id: int) -> tuple[IntArray,
 
 def joined(parts: Sequence[tuple[IntArray, IntArray, int]], block_length: int) -> Samples:
     """Concatenate features and targets [n, T], each part with its owner."""
-    nothing = [np.zeros((0, block_length), dtype=np.int64)]
+    nothing = [np.zeros((0, block_length), dtype=np.int64)]  # np.concatenate refuses an empty list
     owners = [owner for _, targets, owner in parts for _ in targets]
     return Samples(
         features=torch.from_numpy(np.concatenate(nothing + [features for features, *_ in parts])),

@@ -104,6 +104,7 @@ def _templated(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Iterato
     for place, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
+        # rendered in growing prefixes, because a template does not say where in its text an answer lies
         asked = tokenizer.chat(messages[:place], asks=True)
         answered = tokenizer.chat(messages[: place + 1], asks=False)
         if not (asked.startswith(written) and answered.startswith(asked)):
@@ -130,6 +131,7 @@ def _stream(pieces: Sequence[Piece], tokenizer: Tokenizer, *, scores_all: bool, 
     if tokens and tokens[0] != tokenizer.start_id:  # a template may have added it
         tokens, scored = [tokenizer.start_id, *tokens], [False, *scored]
     is_scored = np.array(scored, dtype=np.bool_)
+    # nothing precedes the first token that could predict it; a slice, since there may be none
     is_scored[:1] = False
     made: IntArray = np.array(tokens, dtype=np.int64)
     return Stream(made, is_scored, owner)

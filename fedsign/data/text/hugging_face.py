@@ -45,7 +45,7 @@ class HuggingFace:
         self._tokenizer: Any = tokenizer
         self._folder = folder
         self.has_chat_template = bool(tokenizer.chat_template)
-        self.vocabulary_size: int = len(tokenizer)
+        self.vocabulary_size: int = len(tokenizer)  # unlike vocab_size, with added tokens
         self.end_id: int = tokenizer.eos_token_id
         self.start_id: int = self.end_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         self.pad_id: int = self.end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -54,7 +54,7 @@ class HuggingFace:
     def fingerprint(self) -> str:
         """A hash of vocabulary, special tokens and chat template."""
         said = [
-            sorted(self._tokenizer.get_vocab().items()),
+            sorted(self._tokenizer.get_vocab().items()),  # the dict's own order varies
             [self.start_id, self.end_id, self.pad_id],
             self._tokenizer.chat_template,
         ]

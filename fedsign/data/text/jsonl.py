@@ -55,6 +55,7 @@ def jsonl(
         )
     lines = _lines(path, "data.path")
     if test_path is None:
+        # back in the file's order: only membership is random
         parts = [[lines[place] for place in sorted(index)] for index in train_test(len(lines), seed, test_fraction)]
     else:
         parts = [lines, _lines(test_path, "data.test_path")]
@@ -84,6 +85,7 @@ def _lines(path: str, key: str) -> list[_Line]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise DataError(f"there is no file {file.absolute()}; name the lines with --set {key}=PATH.")
+    # not splitlines(), which also splits at U+2028 and other characters that JSON allows in texts
     texts = enumerate(text_of(file).split("\n"), start=1)
     found = [_line(text, f"line {place} of {file}") for place, text in texts if text.strip()]
     if not found:
@@ -123,6 +125,7 @@ def _example(line: _Line, tokenizer: Tokenizer, prompt: Prompt, score: Score, ow
 
 def _repeated(train: Sequence[_Line], test: Sequence[_Line]) -> str | None:
     """A sentence on test lines that also occur in the training lines."""
+    # sorted keys and parsed values: layout does not matter
     known = {json.dumps(line.said, sort_keys=True) for line in train}
     num = sum(json.dumps(line.said, sort_keys=True) in known for line in test)
     return f"{num:,} of {len(test):,} test lines are in the training lines, too, word for word." if num else None

@@ -27,6 +27,7 @@ def pack(
     """
     found: list[tuple[IntArray, IntArray, int]] = []  # features and targets [1, T] of each block, and its owner
     num_examples = num_cut = num_lost = end = 0
+    # a stable sort: each owner's examples keep their order, and no block mixes owners
     for example in sorted(examples, key=attrgetter("owner")):
         # inputs and targets are shifted by one token, then truncated to a block
         inner = example.tokens[:-1][:block_length]
@@ -39,6 +40,7 @@ def pack(
         if not (packing and found and found[-1][2] == example.owner and end + len(scored) <= block_length):
             found.append((np.full((1, block_length), pad_id), np.full((1, block_length), IGNORED), example.owner))
             end = 0
+        # written in place, into the arrays of the open block
         features, targets, _ = found[-1]
         place = slice(end, end + len(scored))
         features[0, place], targets[0, place], end = inner, scored, place.stop

@@ -41,6 +41,7 @@ def text_folder(
     folder = folder_of(root)
     is_split = all((folder / part).is_dir() for part in _PARTS)
     files = [_files(folder / part) for part in _PARTS] if is_split else [_files(folder)]
+    # numbered over both parts, so that an owner has the same number in training and test
     numbers = iter(numbers_of([owner for part in files for owner, _ in part]))
     documents = [[_document(file, next(numbers)) for _, file in part] for part in files]
     train, test = documents if is_split else zip(*(cut(each, test_fraction) for each in documents[0]), strict=True)
@@ -62,6 +63,7 @@ def _files(folder: Path) -> list[tuple[str, Path]]:
             f"there is no file .txt in {folder.absolute()}; expected a text a file, or a folder of texts for each "
             "owner: name another folder with --set data.root=PATH."
         )
+    # the owner's folder; a text directly below `root` is its own owner
     return [(path.relative_to(folder).parts[0], path) for path in files]
 
 
