@@ -66,8 +66,8 @@ def _run(run: PlayedRun, names: Mapping[int, str]) -> Row:
 def _site(site: Site, node: NodeInfo | None, runs: Sequence[PlayedRun]) -> Row:
     """Describe a site, and its events in active runs."""
     events = [line for run in runs for line in run.run.records("members.jsonl") if line["site"] == site.name]
+    # `in`, not startswith: failures of an evaluation begin with "in evaluation: "
     failures = [
-        # `in`, not startswith: failures of an evaluation begin with "in evaluation: "
         line for run in runs for line in run.run.records("failures.jsonl") if f"site {site.name}: " in line["reason"]
     ]
     counts = Counter(line["event"] for line in events)
