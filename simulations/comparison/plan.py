@@ -92,7 +92,7 @@ def _cells(base: ExperimentConfig, request: Request) -> tuple[list[Cell], Config
                 for seed in request.seeds:
                     config = base.replace(seed=seed, **changes)
                     cell = cell_of(config, condition, choice)
-                    # a strategy that lacks a condition's key has equal words under each of its values, and shares the run
+                    # a strategy without a condition's key has equal words under all of its values, and shares the run
                     if words_of.setdefault(cell.digest, words) != words:
                         raise ConfigError(
                             f"the grid gives {strategy} the same configuration twice "
