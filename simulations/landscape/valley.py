@@ -30,6 +30,7 @@ from fedsign.registry import nearest, one_of
 from fedsign.report.analysis import Found, Row
 from simulations.landscape.target import Source, Target, target_of
 
+# D = parameters, P = points of a curve. A direction is [D], curves are [rays, scales, P], a surface is [P, P].
 _IN_FACTS = ("directions", "draws", "scales", "scaling", "signs", "group", "seed")
 Ray = tuple[Row, Tensor]  # (direction, label, draw number among those of a noise), and the scaled direction
 _AVERAGED = ("center", "mean_positive", "mean_negative", "width_positive", "width_negative")
@@ -164,6 +165,7 @@ def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked,
         name=name,
         facts=facts,
         rows=rows,
+        # of the error where there is one, else of the loss: a page shows one number per curve
         summary=_summary(rows, *values.main(), asked),
         arrays={"lambda": asked.lambdas, **values.arrays()},
         drawn_by=valley_figures,

@@ -34,6 +34,7 @@ from simulations.sparsity import training
 from simulations.sparsity.cells import Cell, losses_of
 from simulations.sparsity.coordinates import check_sweep, facts_of, variant
 
+# Losses are [schemes, widths, densities, values, seeds]; conditions = widths x densities.
 SETTINGS = {"rate": "client.lr", "init": "parameterization.init_std"}
 _AROUND = [2.0**power for power in range(-4, 5)]  # times the experiment's value
 _WIDTHS = ("width", "hidden", "channels")  # settings that determine a model's width; the first one present counts
