@@ -139,9 +139,11 @@ def run(
     else:
         folder = results.open_run(Path(resume))
         with folder.locked():
+            # under the lock, and before anything is read: the newest intact checkpoint decides where the run goes on
             checkpoints.set_damaged_aside(folder.checkpoints)
             workload, engine, watchers = _prepare(Workload(_resumed_config(folder, experiment)))
             _warn_of_other_versions(folder)
+            # after `_prepare`: a mistake in the new configuration must not cost records
             checkpoints.rewind(folder)
             _execute(workload, engine, folder, [*watchers, *callbacks])
     return Run(folder)
@@ -161,7 +163,7 @@ def check(experiment: ExperimentConfig, *, like: Workload | None = None) -> Work
     if like is not None:
         workload.take_data(like)
     _prepare(workload)
-    _ = workload.partition
+    _ = workload.partition  # splits the data, which is lazy
     return workload
 
 
@@ -186,6 +188,7 @@ def _execute(workload: Workload, engine: Engine, folder: RunFolder, callbacks: l
         callback.on_start(folder, workload.config, folder.rounds())
     try:
         engine.execute(workload, folder, on_round)
+    # also Ctrl-C: the outcome says so, and trackers close their runs
     except BaseException as error:
         _conclude(folder, _failed(error), callbacks)
         raise
@@ -202,6 +205,7 @@ def _failed(error: BaseException) -> Record:
 
 def _conclude(folder: RunFolder, outcome: Record, callbacks: list[Callback]) -> None:
     """Write the outcome and notify the callbacks; on a full disk, the run's own error is the one to raise."""
+    # the outcome first: a callback that fails must not hide how the run ended
     ends: list[Callable[[Record], None]] = [partial(folder.write_json, "outcome.json")]
     for end in [*ends, *(callback.on_end for callback in callbacks)]:
         try:
@@ -304,6 +308,7 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
     else:
         _check_tree(experiment)
         after = configs.from_dict(configs.merged(before.model_dump(mode="json"), current_tree(experiment)))
+    # the decision of the first start: another path sums in another order, and changes the bits
     after = _with_path(after, {key: value for key, value in before.client if key in ("path", "chunk")})
     counted, wanted = before.what_counts(), after.what_counts()
     for tree, path in product((counted, wanted), _WHO_IS_WAITED_FOR):
@@ -325,6 +330,7 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
             f"rounds={after.rounds} was given, but the run in {folder.path} has played {played[-1]}; give "
             f"{played[-1]} or more."
         )
+    # last, when every check has passed
     results.update_config(folder, after.to_toml())
     return after
 
@@ -351,6 +357,7 @@ def _warn_of_other_versions(folder: RunFolder) -> None:
 
 def _git_state(folder: Path) -> str:
     """Return the commit of the folder's repository, with `+` for uncommitted changes; empty outside a repository."""
+    # --exclude=*: the commit itself, never a tag
     command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)

@@ -36,7 +36,7 @@ app = typer.Typer(
     "'fedsign run' trains FedSign on real images in a few seconds and draws a report.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
+    pretty_exceptions_enable=False,  # `main` prints one sentence
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -217,6 +217,7 @@ def _add_commands() -> None:
         if group and group not in groups:
             groups[group] = typer.Typer(help=_GROUPS[group], no_args_is_help=True)
             app.add_typer(groups[group], name=group)
+        # imports a command's module, which must not import torch: this runs for --help, too
         command, parent = load(target), groups.get(group, app)
         if isinstance(command, typer.Typer):
             parent.add_typer(command, name=name)
@@ -251,6 +252,7 @@ def main() -> None:
     logging.getLogger("fedsign").addHandler(_Warnings())
     warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
+        # before any command: a user's own module `clients` or `strategies` must not be taken for ours
         import_packages()
         app(prog_name="fedsign")
     except Stopped as stopped:
@@ -313,6 +315,7 @@ class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a line."""
         if record.levelno >= logging.WARNING:
+            # looked up now, not in __init__: the progress bar swaps sys.stderr
             print(f"warning: {record.getMessage()}", file=sys.stderr)
 
 

@@ -32,6 +32,7 @@ def evaluator_for(workload: Workload, model: WorkingModel, grid: PartitionGrid, 
     `evaluate`,
     or None to leave the evaluation to others.
     """
+    # at most one capability takes the evaluation over
     for make in extensions("evaluation"):
         if (evaluator := make(workload, grid, num_threads=num_threads)) is not None:
             evaluate: Evaluate = evaluator.evaluate

@@ -44,6 +44,7 @@ def write_app(
         node: the kind of the engine's nodes.
         server_app: the ServerApp, "module:name". Flower requires one even where it does not run it (Ray).
     """
+    # a module of an earlier start would still be imported
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     client = _CLIENT_SOURCE.format(module=node.__module__, name=node.__name__)
@@ -53,6 +54,7 @@ def write_app(
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
     components = {"serverapp": server_app, "clientapp": f"{CLIENT_STUB}:app"}
+    # as one string: Flower's run configuration has no nested tables
     run_config = {EXPERIMENT_KEY: config.to_toml(), **run_config}
     app = {"publisher": "fedsign", "components": components, "config": run_config}
     project = {
@@ -71,6 +73,7 @@ def user_modules(folder: Path) -> list[Path]:
     """Return the imported source files below `folder` that do not belong to an installed package."""
     folder = folder.resolve()
     found = set()
+    # a list: a lazy module may import another one when it is asked for __file__
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is None or name.partition(".")[0] in (*PACKAGES, "__main__"):

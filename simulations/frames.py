@@ -26,6 +26,7 @@ def numbers_of(line: Record) -> dict[str, float]:
             numbers[key] = math.nan
         elif isinstance(value, dict):
             numbers |= {f"{key}.{inner}": number for inner, number in numbers_of(value).items()}
+        # bool is an int in Python
         elif isinstance(value, int | float) and not isinstance(value, bool) and key != "round":
             numbers[key] = value
     return numbers

@@ -94,6 +94,7 @@ class Team:
         self._logs.mkdir(parents=True, exist_ok=True)
         team += (self._started(index) for index in range(len(team), min(self._most, len(jobs))))
         while left or any(worker.job for worker in team):
+            # one thread for all workers: watchers need no locks
             for worker, message in _messages(team):
                 if message is None:
                     reason = f"{worker.child.exit_reason()}; what it had to say is in {worker.child.log}."
@@ -132,6 +133,7 @@ def _messages(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:
 
 def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
     """Play the requested jobs and report each outcome."""
+    # as KeyboardInterrupt, so that a run that is ended writes its outcome and releases its files
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parent.send({"ready": True})
     for request in parent:
@@ -159,6 +161,7 @@ def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
 
 def digest_of(config: ExperimentConfig, **extra: Any) -> str:
     """Return a digest of everything that an experiment's results depend on; `extra`: further inputs."""
+    # under the settings' former names: the digests of existing folders stay valid
     counted = former_tree(config.what_counts())
     counts = {section: value for section, value in counted.items() if section not in _NO_RESULT}
     return hashlib.sha256(json.dumps(counts | extra, sort_keys=True).encode()).hexdigest()[:10]

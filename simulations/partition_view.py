@@ -61,6 +61,7 @@ def describe(workload: Workload) -> dict[str, Any]:
     sizes = [sum(row) for row in counts]
     held = [sum(count > 0 for count in row) for row in counts]
     is_shared = record.get("samples_are_shared", False)
+    # shared samples would be counted once per client
     total = len(train) if is_shared else sum(sizes)
     whole = np.sum(counts, axis=0, keepdims=True)
     if is_shared and names:

@@ -28,6 +28,7 @@ def print_summary(done: Any) -> None:
     config = done.config
     rows = []
     for metric in (*config.metrics, "loss"):
+        # a metric of the user's own is configured as "module:name" and recorded as "name"
         value = done.final(metric.rpartition(":")[2])
         shown = "diverged" if value is None else f"{value:.4f}"
         rows.append((metric, f"[bold]{shown}[/]  mean of the last {min(5, config.rounds)} rounds"))
@@ -65,6 +66,7 @@ def _facts(folder: Any) -> dict[str, Any]:
     from fedsign import config as configs
     from fedsign.storage.results import final_value
 
+    # not validated: runs of older versions are listed, too
     raw = configs.parse_toml(folder.config_toml, source=str(folder.path))
     lines = folder.rounds()
     metric = next(iter(raw.get("metrics", [])), "loss").rpartition(":")[2]

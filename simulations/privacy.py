@@ -84,6 +84,7 @@ def accountant_of(workload: Workload, strategy: FlowerStrategy, privacy: Central
     """
     config = workload.config
     is_secret = isinstance(privacy, Central) and privacy.sampling == "secret"
+    # an own `sample` may not be uniform, which the amplification assumes
     counts = is_secret and getattr(type(strategy), "sample", None) is Strategy.sample
     num_clients, server = config.partition.num_clients, config.server
     num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), num_clients)  # upper bound on replies
@@ -91,5 +92,6 @@ def accountant_of(workload: Workload, strategy: FlowerStrategy, privacy: Central
         noise_multiplier=privacy.noise_multiplier,
         delta=privacy.delta,
         num_clients=num_clients,
+        # the whole population: a sampling rate of 1, without amplification
         sample_size=num_asked if counts else num_clients,
     )

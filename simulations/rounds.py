@@ -82,14 +82,17 @@ class RoundLoop:
         self._exchange: Exchange = self._direct or grid
         self._encoding = self._exchange.encoding = workload.make_update_encoding()
         server = self._config.server
+        # over-sampling asks more clients than are wanted; the first `cohort_size` replies count
         self._num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients)
         self._exchange.num_wanted = server.cohort_size
         aggregator = self._strategy.aggregator if isinstance(self._strategy, Strategy) else None
         self._takes_substitutes = aggregator is None or aggregator.takes_substitutes
         self._parameters = [name for name, role in self._model.roles.items() if role is Role.PARAMETER]
+        # copies: the working model is overwritten by every evaluation
         self._evaluated: Tensors = self._model.copies()
         self._served = self._evaluated
         self._resume()
+        # after `_resume`: hooks continue from the round of the checkpoint
         found = (make(workload, self._strategy, folder, round=self.round) for make in extensions("round_hook"))
         self._hooks: list[RoundHook] = [hook for hook in found if hook is not None]
 
@@ -170,6 +173,7 @@ class RoundLoop:
             to_record(self._served), self._model.roles, weighted_by=foreign_rules.weighted_by(strategy)
         )
         cohort = self.grid.showing(self._cohort())
+        # two streams per round: what a strategy draws to configure must not shift what it draws to aggregate
         with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round), cohort:
             messages = view.completed(strategy.configure_train(self.round, view.parameters, self._entries(), self.grid))
         replies = view.stripped(self.grid.send_and_receive(messages, timeout=self._config.server.round_timeout_s))
@@ -178,6 +182,7 @@ class RoundLoop:
         with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round + 1):
             served, _ = strategy.aggregate_train(self.round, replies)  # iterated repeatedly
         model = None if served is None else to_tensors(view.model(served))
+        # Flower's way of reading replies makes reference cycles: a round's models would wait for the garbage collector
         release(replies)
         return model
 
@@ -245,7 +250,9 @@ class RoundLoop:
             states = self._states.commit(versions) if self._states is not None and versions else ""
             own = self._strategy if isinstance(self._strategy, Strategy) else None
             facts, tables = ({}, {}) if self._encoding is None else self._encoding.state()
+            # JSON keys are strings
             owners = {str(client): site for client, site in self._exchange.ledger.owners.items()}
+            # returns the rounds that are kept: states that none of them refers to may be deleted
             on_disk = checkpoints.save(
                 self.folder.checkpoints,
                 Checkpoint(

@@ -21,6 +21,7 @@ def verify(path: Path) -> Iterator[tuple[Path, str]]:
     """
     found = False
     for file in sorted(path.rglob("*")):
+        # by name first: rounds.jsonl and state.json say more than their suffix
         read = _READERS.get(file.name, _READERS.get(file.suffix))
         inside = file.relative_to(path).parts
         left = any(part.startswith("damaged-") or part.endswith(PARTIAL) for part in inside)  # partial, or set aside
@@ -54,6 +55,7 @@ def _read_database(file: Path) -> None:
 def _read_rounds(file: Path) -> None:
     """Check a run's records, up to what its newest checkpoint refers to."""
     run = RunFolder(file.parent)
+    # later records may be torn: a resumed run drops them
     last = checkpoints.load_latest(run.checkpoints)
     run.check_records({} if last is None else last.records)
 

@@ -62,6 +62,7 @@ class Strategy(FlowerStrategy):
 
     def sample(self, round: int, clients: Sequence[int], cohort_size: int, rng: np.random.Generator) -> list[int]:
         """Draw `cohort_size` of `clients` without replacement; sorted."""
+        # indices: `clients` may be a range of a million
         drawn = rng.choice(len(clients), size=cohort_size, replace=False)
         return sorted(clients[index] for index in drawn)
 
@@ -129,6 +130,7 @@ class Strategy(FlowerStrategy):
             if part is not None:
                 names = [name for name in own if name.startswith(part.prefix)]
                 part.load_state_dict({name.removeprefix(part.prefix): own.pop(name) for name in names})
+        # what is left has no prefix
         self.load_state_dict(own)
 
     # A round
@@ -143,6 +145,7 @@ class Strategy(FlowerStrategy):
                 f"strategy.weights with {len(self.weights)} numbers was given for {len(clients)} clients; "
                 "expected one for each."
             )
+        # central privacy may draw the cohort by a secret: only then does sampling amplify privacy
         rng = None if self.aggregator is None else self.aggregator.sampler(round)
         rng = rng or generator(seed, Purpose.SAMPLING, round=round)
         cohort = [int(client) for client in self.sample(round, clients, cohort_size, rng)]
@@ -157,6 +160,7 @@ class Strategy(FlowerStrategy):
             RoundError: a weight is not a positive finite number, or only some replies carry auxiliary tensors.
         """
         gather = weighted_mean if self.aggregator is None else self.aggregator.gather
+        # None: equal weights, for which a stack of replies need not be taken apart
         weigh = self._weights if self.weights_replies else None
         aggregate = gather(replies, weigh, round=round, served=self._served, num_clients=self.num_clients)
         if aggregate is None:
@@ -165,6 +169,7 @@ class Strategy(FlowerStrategy):
         target = self.move(aggregate)
         if self.server_optimizer is not None:
             stepped = self.server_optimizer.step(self._served, target, aggregate.parameters)
+            # buffers have no step and stay at the mean
             target = {**target, **stepped}
         # Partial updates: a tensor that no client sent keeps its served value, whatever the strategy proposes for it.
         unsent = {name: self._served[name] for name, num in aggregate.num_sent.items() if not num}
@@ -189,6 +194,7 @@ class Strategy(FlowerStrategy):
         request = self.request(server_round, to_tensors(arrays), clients, cohort_size=cohort_size, seed=seed)
         spec = wire.objective_entry(request.objective)
         entries = ConfigRecord({**config, wire.ROUND_KEY: server_round, wire.OBJECTIVE_KEY: spec})
+        # one content for all messages, so that the model is in memory once
         content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: entries})
         if request.shared:
             content[wire.AUXILIARY] = to_record(request.shared)

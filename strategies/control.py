@@ -60,6 +60,7 @@ class Control(Strategy):
         """The mean, rescaled to the norms of this round."""
         names, target = round.parameters, dict(round.mean)
         if self.update_norms:
+            # updates before weights: rescaling the weights changes the update's norm
             updates = {name: target[name] - round.served[name] for name in names}
             factor = _ratio(self.update_norms, round.round, norm_of(updates, names), "update_norms")
             target |= {name: round.served[name] + factor * updates[name] for name in names}
@@ -73,6 +74,7 @@ def random_signs(tensors: Tensors, seed: int) -> Tensors:
     """Draw +1 or -1 for each element of the floating-point tensors."""
 
     def drawn(name: str, tensor: Tensor) -> Tensor:
+        # the top bit; by tensor name, so that signs do not depend on the order of the tensors
         bits = named_words(seed, Purpose.SIGNS, name, num=tensor.numel()) >> 31
         return torch.from_numpy(2 * bits.astype(np.int8) - 1).view(tensor.shape).to(tensor)
 
@@ -84,4 +86,5 @@ def _ratio(norms: Norms, round: int, norm: float, key: str) -> float:
         raise RoundError(
             f"strategy.{key} with {len(norms)} numbers was given for round {round}; give one for each round of the run."
         )
+    # an update of 0 has no direction to be rescaled along
     return norms[round - 1] / norm if norm else 1.0

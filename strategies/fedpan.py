@@ -28,6 +28,7 @@ class FedPAN(Strategy):
         period: Annotated[float, Field(gt=0)] = 1.0,
         weighting: Weighting = "uniform",
     ) -> None:
+        # mode, amplitude and period belong to the model: `adapt_model` gets them in every process
         super().__init__(weighting=weighting)
 
     @classmethod

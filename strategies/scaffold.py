@@ -41,6 +41,7 @@ class SCAFFOLD(Strategy):
 
     def move(self, round: Aggregate) -> Tensors:
         """The mean; c takes in the clients' changes."""
+        # `extra` is the replies' mean; c is the mean over the population, where the others have not changed
         share = round.num_replies / round.num_clients
         for name in round.parameters:
             control = self.kept.get(name, torch.zeros_like(round.mean[name]))

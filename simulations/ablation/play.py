@@ -133,6 +133,7 @@ def make_plan(
         for seed in seeds:
             changes = dict(row.changes)
             if row.norms is not None:
+                # the rows are in order: the run that is followed comes before its followers
                 norms = _norms(comparison, cells.get((row.like, seed)), _RECORDED[row.norms])
                 if norms is None:
                     continue
@@ -163,4 +164,5 @@ def _norms(comparison: Comparison, cell: Cell | None, key: str) -> list[float] |
     if cell is None or not comparison.is_finished(cell):
         return None
     found = [line.get(key) for line in comparison.played(cell).lines]
+    # None: diverged; 0 is no norm to rescale to
     return None if not all(found) else [float(each) for each in found if each is not None]

@@ -42,6 +42,8 @@ class InProcess:
         ):
             trainer = with_middleware(local, workload, in_process=True, folder=folder.clients)
             num_partitions, roles = config.partition.num_clients, workload.roles
+            # Grid and shortcut reach the same trainer and states; only strategies that build or read messages need the
+            # grid.
             grid = PartitionGrid(
                 InProcessGrid(num_partitions, in_process_handler(trainer, states, workload)),
                 num_partitions=num_partitions,

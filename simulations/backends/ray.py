@@ -76,9 +76,11 @@ class Ray:
         init_args: dict[str, Any] = {},  # noqa: B006 - is never changed
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
     ) -> None:
+        # here, not in `execute`: `requirement` and options are checked before a run's folder exists
         ray = require("ray", extra="ray", what="engine.name=ray")
         _check_resources(ray, client_resources)
         _check_init_args(ray, init_args)
+        # Ray packs as many actors on a machine as these allow, which is Flower's only limit on concurrency
         self.resources = {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client, **client_resources}
         self.address, self.init_args = address, init_args
         self.start_timeout_s = start_timeout_s
@@ -100,12 +102,14 @@ class Ray:
         app = write_app(folder.path / "app", config, run_config={STATE_KEY: str(folder.clients.resolve())})
         init_args: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", **self.init_args}
         if self.address:  # the app is shipped with the run
+            # the user's runtime_env wins
             own = {"working_dir": str(app), **init_args.get("runtime_env", {})}
             init_args |= {"address": self.address, "runtime_env": own}
         raised: list[BaseException] = []
 
         def serve(grid: Grid, context: Context) -> None:
             try:
+                # inside the thread: torch keeps the number of threads per thread
                 with intra_op_threads(config.engine.threads):
                     partitions = called(grid, workload, timeout_s=self.start_timeout_s)
                     RoundLoop(workload, partitions, folder, on_round).run()

@@ -43,6 +43,7 @@ def condense(config: CondensationConfig, folder: Path) -> tuple[list[Record], li
         raise ResultsError(
             f"{folder} holds something already; give another folder with --out, or resume with --resume {folder}."
         )
+    # built and evaluated before the folder is made: a mistake leaves nothing behind
     condensation = Condensation(config)
     progress = condensation.begin()
     lines = [{"step": 0, "accuracy": condensation.evaluate(progress.meta)}]
@@ -50,6 +51,7 @@ def condense(config: CondensationConfig, folder: Path) -> tuple[list[Record], li
     with _held(folder):
         save_model(folder / _START, _with_classes(condensation, progress))
         _save(folder, condensation, progress, lines, [])
+        # last: `resume` takes a folder with a configuration for complete
         write_text(folder / _CONFIG, sealed(f"# digest: {BLANK}\n\n{config.to_toml()}"))
         return _go_on(condensation, progress, folder, lines, [])
 
@@ -68,6 +70,7 @@ def resume(folder: Path) -> tuple[list[Record], list[Path]]:
             condensation = Condensation(load(folder / _CONFIG))
             state = {key: each.to(condensation.device) for key, each in load_tensors(folder / _IMAGES).items()}
             progress = Progress(state, step=int(state.pop("step")))
+            # derived from the labels and written for readers; here Adam would take it for a parameter
             del state[CLASSES]
             lines, timings = (_read(folder / name, range(start, progress.step + 1)) for name, start in _FIRST.items())
         except (OSError, SafetensorError, KeyError, ValueError, ResumeError) as error:
@@ -81,6 +84,7 @@ def _go_on(
     config = condensation.config
     while progress.step < config.num_steps:
         line = condensation.take(progress)
+        # apart, so that steps.jsonl is the same whenever a condensation is repeated
         timings.append({"step": line["step"], "time_s": line.pop("time_s")})
         if progress.step % config.outer.evaluate_every == 0 or progress.step == config.num_steps:
             line["accuracy"] = condensation.evaluate(progress.meta)
@@ -96,6 +100,7 @@ def _save(
 ) -> None:
     """Save records before images: resuming drops the records of steps that the images have not reached."""
     for name, rows in ((_STEPS, lines), (_TIMINGS, timings)):
+        # each line's digest covers the line before, so the file is chained anew from its first line
         chain, text = "", ""
         for row in rows:
             line = chained(json.dumps(row), chain)
@@ -107,10 +112,12 @@ def _save(
 def _with_classes(condensation: Condensation, progress: Progress) -> dict[str, torch.Tensor]:
     soft = progress.state.get(LABELS)
     classes = condensation.labels if soft is None else torch.softmax(soft, dim=-1)
+    # a tensor, since a .safetensors file holds nothing else
     return {**progress.state, CLASSES: classes, "step": torch.tensor(progress.step)}
 
 
 def _read(path: Path, steps: range) -> list[Record]:
+    # records beyond the images belong to steps that are taken again
     rows = [row for row in read_lines(path) if row["step"] in steps]
     if [row["step"] for row in rows] != [*steps]:
         raise ValueError(f"{path.name} lacks steps")

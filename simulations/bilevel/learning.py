@@ -81,6 +81,7 @@ class Learning:
         check(_RULES, experiment)
         self._strategy: Strategy = strategy
         self._objective = experiment.objective
+        # float64 in tests, which compare hypergradients with differences
         self._model = experiment.model.to(dtype)
         self._method: Method = plugins.build("hypergradient", asked.method, {})
         self.num_rounds = asked.rounds or config.rounds
@@ -98,6 +99,7 @@ class Learning:
         """Return the rounds of a step and the loss after them. Step 0 has the first rounds of the experiment's run."""
         places = range(1, self.num_rounds + 1)
         rounds = [self._round(step * self.num_rounds + place, place) for place in places]
+        # all held-out samples at once: one fixed outer loss, so that only the cohorts and batches vary
         features, targets = self._held_out.batch(torch.arange(len(self._held_out)))
         features, task = self._in_dtype(features), self._workload.task
 
@@ -117,9 +119,12 @@ class Learning:
         """
         state, team = Adam().begin(self.start), [self, *others]
         for step in range(self.asked.steps + 1):
+            # of the estimator's directions; cohorts and batches have the streams of their rounds
             seed = torch_generator(self._config.seed, Purpose.LEARNING, round=step + 1)
             meta = parameters_of(state)
+            # the step after the last has the rounds of step 0 again, so that first and last loss can be compared
             turn, place = step % self.asked.steps, step % self.asked.steps % len(team)
+            # the bits of the rounds depend on the number of threads, as in a run
             with intra_op_threads(self._config.engine.threads):
                 found = self._method(team[place].problem(turn), meta, generator=seed)
             values = {name: each.tolist() for name, each in values_of(meta).items()}
@@ -139,6 +144,7 @@ class Learning:
             return task.loss(self._outputs(own, features), targets)
 
         return Federation(
+            # no gradient flows into the initial model, and none of its graph is kept between steps
             start={name: each.detach() for name, each in self._model.named_parameters()},
             loss=loss,
             penalty=partial(_penalty, self._objective),
@@ -147,14 +153,17 @@ class Learning:
         )
 
     def _outputs(self, own: Tree, features: Tensor) -> Tensor:
+        # no buffers are passed: `_RULES` refuses BatchNorm
         found: Tensor = functional_call(self._model, own, (features,))
         return found
 
     def _round(self, number: int, place: int) -> Round:
         """Build round `number` as the engine plays it, at the learning rate of round `place`."""
         config = self._config
+        # the engine's own streams: step 0 plays the cohorts and batches of the experiment's first rounds
         rng = generator(config.seed, Purpose.SAMPLING, round=number)
         cohort = self._strategy.sample(number, range(config.partition.num_clients), config.server.cohort_size, rng)
+        # by place: every step begins from the initial model, so its schedule begins anew
         factor = config.client.schedule.build(min(place, config.rounds), config.rounds)
         return Round(clients=[Client(each, self._batches(each, number)) for each in cohort], factor=float(factor))
 
@@ -167,6 +176,7 @@ class Learning:
         return [(self._in_dtype(features), targets) for features, targets in batches]
 
     def _in_dtype(self, features: Tensor) -> Tensor:
+        # token ids stay integers
         return features.to(self._dtype) if features.is_floating_point() else features
 
     def _now(self, name: str) -> Tensor:
@@ -178,6 +188,7 @@ class Learning:
         if name in known:
             return torch.tensor(known[name], dtype=self._dtype)
         value = getattr(self._objective, name.removeprefix(_STRATEGY), None) if name.startswith(_STRATEGY) else None
+        # bool is an int in Python, and has no derivative
         if not isinstance(value, float | int) or isinstance(value, bool):
             own = [f"{_STRATEGY}{key}" for key, each in vars(self._objective).items() if isinstance(each, float | int)]
             raise ConfigError(
@@ -191,6 +202,7 @@ class Learning:
         strategy, clients = self._strategy, range(self._config.partition.num_clients)
         found: Sequence[float] = strategy.weights
         if not found and strategy.weighting == "uniform":
+            # a softmax learns them, so that only ratios count
             found = [1.0 for _ in clients]
         weights = torch.tensor(found or [len(self._workload.share_of(each)) for each in clients], dtype=self._dtype)
         return weights / weights.sum()
@@ -200,9 +212,11 @@ def _penalty(objective: Objective, own: Tree, received: Tree, values: Mapping[st
     """Evaluate the objective's penalty with the learned settings in place of its own."""
     learned = {name.removeprefix(_STRATEGY): each for name, each in values.items() if name.startswith(_STRATEGY)}
     if learned:
+        # shallow, as all clients share the objective: only the copy's settings become tensors of the graph
         objective = copy.copy(objective)
         vars(objective).update(learned)
     sizes = {name: tensor.numel() for name, tensor in received.items()}
+    # no client state: `_is_plain` refuses objectives that have one
     context = LocalContext(received=received, state={}, shared={}, unit_displacement=None, sizes=sizes)
     return objective.penalty(own, context)
 
@@ -211,6 +225,7 @@ def _is_plain(experiment: Experiment) -> bool:
     """Whether the next model is the mean of the clients' models, with no other state kept or sent."""
     kind, objective = type(experiment.strategy), experiment.objective
     answers = ("move", "evaluated", "shared", "weight")
+    # identity of the class attribute: any override may serve something else than the mean
     if not issubclass(kind, Strategy) or any(getattr(kind, name) is not getattr(Strategy, name) for name in answers):
         return False
     return not (objective.has_state or objective.contrasts or objective.needs_unit_displacement)

@@ -102,6 +102,7 @@ def picture(image: NDArray[Any]) -> Markup:
     drawn = _drawn(image)
     held = io.BytesIO()
     drawn.save(held, format="PNG")
+    # whole: with a fractional factor some pixels would be wider than others
     factor = max(1, _LARGEST_SIDE // max(drawn.size))
     width, height = (factor * side for side in drawn.size)
     source = "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
@@ -112,10 +113,11 @@ def picture(image: NDArray[Any]) -> Markup:
 def sheet(images: NDArray[Any], *, num_classes: int) -> Image.Image:
     """Arrange all images in one column per class, enlarged without smoothing."""
     count, channels, height, width = images.shape
-    num_rows = -(-count // num_classes)
+    num_rows = -(-count // num_classes)  # rounded up
     size = (num_classes * (width + _GAP) + _GAP, num_rows * (height + _GAP) + _GAP)
     paper = Image.new("RGB", size, (_FAINT,) * 3) if channels == 3 else Image.new("L", size, _FAINT)
     for index, image in enumerate(images):
+        # images are sorted by class, equally many of each, so that a class fills one column
         column, row = divmod(index, num_rows)
         paper.paste(_drawn(image), (column * (width + _GAP) + _GAP, row * (height + _GAP) + _GAP))
     factor = max(1, _LARGEST_WIDTH // paper.width)
@@ -123,5 +125,6 @@ def sheet(images: NDArray[Any], *, num_classes: int) -> Image.Image:
 
 
 def _drawn(image: NDArray[Any]) -> Image.Image:
+    # clip: a mean may exceed 1 by a rounding error, and uint8 would wrap around
     pixels = np.round(255 * np.clip(image, 0, 1)).astype(np.uint8)
     return Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0])

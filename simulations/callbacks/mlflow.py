@@ -29,6 +29,7 @@ class MLflow(Tracker):
 
     def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
         """Open or resume the run. The server knows which rounds it has; logging one again would add a second value."""
+        # a client, not the module's functions, which write to the active run
         self._client = self._library.MlflowClient()
         run = self._find(earlier.id) if earlier else None
         if run is None:

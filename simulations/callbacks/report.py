@@ -24,6 +24,7 @@ class Report(Callback):
         if began >= self._next_at:
             self._write(live=True)
             ended = time.monotonic()
+            # a page grows with its run: the longer it takes, the less often it is written
             self._next_at = ended + max(_INTERVAL_S, (ended - began) / _SHARE)
 
     def on_end(self, outcome: Record) -> None:

@@ -30,6 +30,7 @@ class TensorBoard(Tracker):
         # metric columns of the HParams table: torch requires values, but uses the names only
         columns = {f"final_{name.rpartition(':')[2]}": 0.0 for name in (*self.config.metrics, "loss")}
         *start, self._end = self._library.summary.hparams(settings_of(self.config), columns)
+        # once: a resumed run writes to the same folder, which has the session's start
         for summary in start if not goes_on else ():
             self._writer.file_writer.add_summary(summary)
         code = "".join(f"    {line}\n" for line in self.folder.config_toml.splitlines())

@@ -134,6 +134,7 @@ class Tracker(Callback):
                     self.log(self._unsent[0]["round"], numbers_of(self._unsent[0]))
                     self.last_sent = self._unsent[0]["round"]
                 del self._unsent[0]
+        # also if a round could not be sent: the ones before it were
         finally:
             self._remember()
 

@@ -23,6 +23,7 @@ class WandB(Tracker):
         """Open or resume the run. Online, the server says which step comes next."""
         environment = os.environ
         place = Path(environment.get("WANDB_DIR") or self.folder.path)
+        # before `init`, which adds a session
         sessions = sorted(place.glob(f"wandb/offline-run-*-{earlier.id}")) if earlier else []
         self._run = self._library.init(
             project=environment.get("WANDB_PROJECT") or self.config.name,
@@ -31,7 +32,7 @@ class WandB(Tracker):
             id=earlier.id if earlier else None,
             resume="allow" if earlier and environment.get("WANDB_MODE") != "offline" else None,
             config={**settings_of(self.config), "environment": self.folder.environment},
-            reinit="create_new",
+            reinit="create_new",  # leaves a run that the user has open alone
         )
         self._run.config.update(settings_of(self.config), allow_val_change=True)
         if earlier is None:

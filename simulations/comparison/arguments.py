@@ -24,6 +24,7 @@ def _integer(value: Any) -> int:
 
 
 def _listed(value: Any) -> Any:
+    # a text is iterable, too: strategies="fedavg" must not become six names
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) else value
 
 

@@ -38,10 +38,13 @@ def cell_of(
     digest, name = digest_of(config), name or config.strategy.name
     told = {**condition, **choice} if trial is None else {"trial": trial}
     parts = [name, *(f"{key.rpartition('.')[2]}{value}" for key, value in told.items())]
+    # no dot or dash first: a hidden folder, or an option of whatever command is given the path
     readable = re.sub(r"[^0-9A-Za-z._]", "-", "-".join(parts)).lstrip("._-")[:_LONGEST]
     return Cell(
+        # The digest finds a run by everything that its result depends on; the rest of the name is for people.
         id=f"{readable or 'cell'}-seed{config.seed}-{digest}",
         strategy=name,
+        # as it will be read back (tuples are lists then), so that planned and recorded cells compare equal
         condition=json.loads(json.dumps(condition)),
         choice=json.loads(json.dumps(choice)),
         seed=config.seed,
@@ -108,10 +111,11 @@ def search(
         cells.extend(cell for cell, _ in trial)
         configs.update((cell.id, each) for cell, each in trial)
         found = [value for cell, _ in trial if (value := value_of(cell)) is not None]
+        # all or nothing: a mean of the seeds that happened to be faster would steer the search
         if len(found) < len(seeds):
             return None
         values.append([None if math.isnan(value) else value for value in found])
-        return sum(found) / len(found)
+        return sum(found) / len(found)  # NaN if a seed was lost, which loses the trial
 
     first = {key: config.get(key, None) for key in space}
     choices = trials(space, first, num=num, seed=config.seed, higher_is_better=higher_is_better, value_of=play)
@@ -128,6 +132,7 @@ def search(
         cells=cells,
         configs=configs,
         num_to_come=(num - len(choices)) * len(seeds),
+        # from the seeds' values: among lost trials the one that lost fewer seeds wins
         best=choices[best_trial(values, higher_is_better=higher_is_better)] if is_over else None,
     )
 
@@ -158,6 +163,7 @@ def with_searches(
     configs = {id: config for each in searches for id, config in each.configs.items()}
     num_to_come = sum(each.num_to_come for each in searches)
     if all(each.best is not None for each in searches):
+        # at the end: a plan only ever grows
         cells += [cell for cell, _ in finals]
         configs |= {cell.id: config for cell, config in finals}
     else:

@@ -33,6 +33,7 @@ def check(request: Request) -> None:
     for option, axes in (("--grid", request.grid), ("--by", request.by)):
         for key, values in axes.items():
             _check_key(key, request.strategies, option=option)
+            # as JSON: lists cannot be counted
             _check_unique(f"value of {key}", [json.dumps(value) for value in values])
     for key in request.settings:
         _check_key(key, request.strategies, option="--set")
@@ -57,6 +58,7 @@ def _check_tuning(request: Request) -> None:
         raise ConfigError(
             f"--tune {request.trials} was given, but expected how many trials each strategy gets, such as 16."
         )
+    # two selections at once: nobody could say how many trials each strategy had
     for key in (key for key in request.grid if is_choice(key)):
         raise ConfigError(
             f"--grid {key} was given with --tune, which chooses by its own search; give a range with --search "
@@ -129,6 +131,7 @@ def _check_conditions(request: Request) -> None:
 def _check_key(given: str, strategies: Sequence[str], *, option: str) -> None:
     scope, key = scope_of(given)
     section, _, setting = key.partition(".")
+    # A plain --set goes to the base experiment, which may have all of these. The dots spare keys that only begin alike.
     for forbidden, remedy in _OTHERWISE.items():
         if (option != "--set" or scope or section == "strategy") and f"{key}.".startswith(f"{forbidden}."):
             raise ConfigError(f"'{given}' cannot be given to {option} of a comparison: {remedy}.")

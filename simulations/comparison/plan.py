@@ -60,6 +60,7 @@ def make_plan(
         seeds=tuple(request.seeds),
         cells=(),
         config_toml=base.to_toml(),
+        # as it will be read from comparison.json, which it is compared with
         request=json.loads(json.dumps(asdict(request))),
         environment=environment,
     )
@@ -80,6 +81,7 @@ def _cells(base: ExperimentConfig, request: Request) -> tuple[list[Cell], Config
             for choice in request.choices(strategy):
                 own = own_values(condition, strategy)  # without settings that the strategy lacks
                 words = json.dumps([own, choice])
+                # later entries win: a choice over a condition over --set
                 changes = {
                     "strategy.name": strategy,
                     **shared,
@@ -90,6 +92,7 @@ def _cells(base: ExperimentConfig, request: Request) -> tuple[list[Cell], Config
                 for seed in request.seeds:
                     config = base.replace(seed=seed, **changes)
                     cell = cell_of(config, condition, choice)
+                    # a strategy without a condition's key has equal words under all of its values, and shares the run
                     if words_of.setdefault(cell.digest, words) != words:
                         raise ConfigError(
                             f"the grid gives {strategy} the same configuration twice "
@@ -113,6 +116,7 @@ def _tuned(base: ExperimentConfig, request: Request, plan: Plan, value_of: CellV
     finals = []
     for condition, strategy in itertools.product(conditions, request.strategies):
         place = {**condition, **request.tuning_settings}
+        # conditions that differ only in `tuning_settings` have the same key, and share a search
         key = json.dumps([strategy, place])
         if key not in searches:
             own = {**own_values(request.settings, strategy), **own_values(place, strategy)}
@@ -127,8 +131,10 @@ def _tuned(base: ExperimentConfig, request: Request, plan: Plan, value_of: CellV
                 value_of=value_of,
             )
         own = {"strategy.name": strategy, **own_values(request.settings, strategy), **own_values(condition, strategy)}
+        # until the search is over, only the number of final runs counts
         choice = searches[key].best or {}
         for seed in request.seeds:
+            # nothing is left to select: the final runs train on all training samples
             config = base.replace(seed=seed, **{"data.validation_fraction": 0.0, **own, **choice})
             finals.append((cell_of(config, condition, choice), config))
     return with_searches(

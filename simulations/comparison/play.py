@@ -147,6 +147,7 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
         environment=recorded.environment,
     )
     plan, _ = make(value_of=_values_in(comparison, recorded.metric))
+    # trials may have ended after the plan was written last, and the plan made of them is longer
     cells = [cell for cell in plan.cells if cell in recorded.cells] if recorded.tuning else plan.cells
     is_same = tuple(cells) == recorded.cells or (
         recorded.tuning and retry_failed
@@ -189,11 +190,13 @@ def play_plan(
         retry_failed: play failed cells again.
         beside: files that the folder may hold before there is a plan.
     """
+    # the values of trials are in the unit of this metric, so that the plan is made twice
     metric = make()[0].metric
     plan, cell_configs = make(value_of=_values_in(comparison, metric))
     processes = _workers(cell_configs, workers)
     there = comparison.plan if (comparison.path / PLAN).is_file() else None
     _check_folder(comparison.path, plan, there, extend=extend, beside=beside)
+    # only the first trial of a search: the ends of all ranges were checked with the space
     first = [cell for cell in _pending(comparison, plan, retry_failed) if not cell.trial]
     _check_parts([cell_configs[cell.id] for cell in first])
     with disk_errors(comparison.path):
@@ -203,14 +206,17 @@ def play_plan(
     team = Team("simulations.comparison.worker", workers=processes, logs=comparison.path / "logs")
     with comparison.locked(), team:
         while True:
+            # before its cells are played: `go_on` compares what it plans with what was recorded
             comparison.write_plan(dataclasses.replace(plan, environment=begun))
             pending = _pending(comparison, plan, retry_failed)
             for cell in pending:
                 comparison.write_failure(cell, None)
             if pending:
                 _play_cells(comparison, plan, pending, cell_configs, team)
+            # once: a cell that fails again must not be played for ever
             cells, retry_failed = plan.cells, False
             plan, cell_configs = make(value_of=_values_in(comparison, metric))
+            # no search asks for more
             if plan.cells == cells:
                 break
         write_comparison(comparison.summary())
@@ -224,6 +230,7 @@ def _values_in(comparison: Comparison, metric: str) -> CellValue:
 
 def _pending(comparison: Comparison, plan: Plan, retry_failed: bool) -> list[Cell]:
     """Return the cells to play, one per distinct configuration."""
+    # reversed: of cells with one configuration the first in the plan stays
     first = {cell.digest: cell for cell in reversed(plan.cells)}
     left = [cell for cell in plan.cells if first[cell.digest] is cell and not comparison.is_finished(cell)]
     return left if retry_failed else [cell for cell in left if comparison.failure_of(cell) is None]
@@ -269,7 +276,9 @@ def _workers(cell_configs: Configs, given: int | None) -> int:
                 "its own; expected 1."
             )
         return 1
+    # of the most demanding cell: the same workers play all
     cores = max(config.engine.threads * config.engine.settings["workers"] for config in cell_configs.values())
+    # affinity, not cpu_count: a container or a scheduler may have lent fewer cores
     return given or max(1, len(os.sched_getaffinity(0)) // cores)
 
 
@@ -299,6 +308,7 @@ def _difference(plan: Plan, there: Plan) -> str:
     is_same = (plan.request, plan.config_toml) == (there.request, there.config_toml)
     if plan.cells == there.cells or (plan.grows and is_same):
         return ""
+    # plans of older versions lack newer options, which then had their defaults
     recorded = dict.fromkeys(plan.request) | dataclasses.asdict(Request()) | dict(there.request)
     for what, new in plan.request.items():
         if new != recorded[what]:

@@ -68,6 +68,7 @@ class ProgressDisplay(Watcher):
     def on_end(self, worker: int, job: Job, error: str | None) -> None:
         """Count the cell as done, including the rounds that a failed one did not play."""
         self._done, self._failed = self._done + 1, self._failed + (error is not None)
+        # or the total would never be reached, and the remaining time stay wrong
         self._rounds[job.id] = self._cells[job.id].rounds
         self._bar.update(self._of_worker[worker], description="waiting", figures="")
         self._show()

@@ -66,6 +66,7 @@ def parse_axis(text: str, *, option: str = "--grid") -> tuple[str, list[Any]]:
         raise ConfigError(
             f"{option} takes KEY=VALUE,VALUE,..., such as {option} partition.alpha=10,1,0.5; '{text}' was given."
         )
+    # as one TOML list first: commas inside of brackets or quotes do not separate values
     _, parsed = parse_override(f"grid=[{values}]")
     if isinstance(parsed, str):  # not a TOML list, but words without quotes
         parsed = [parse_override(f"grid={part}")[1] for part in values.split(",")]
@@ -82,6 +83,7 @@ def own_values(keyed: Mapping[str, Any], strategy: str) -> dict[str, Any]:
             scoped[key] = value
         elif scope is None and (not key.startswith("strategy.") or has_setting(strategy, key.partition(".")[2])):
             found[key] = value
+    # whatever the order on the command line
     return found | scoped
 
 

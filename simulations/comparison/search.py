@@ -63,16 +63,20 @@ def trials(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     worst = -math.inf if higher_is_better else math.inf
     rng = generator(seed, Purpose.SEARCH)
+    # the enqueued trials are TPE's startup: it would otherwise draw ten of its own, see docs/decisions/0025
     sampler = optuna.samplers.TPESampler(seed=int(rng.integers(2**31)), n_startup_trials=SPREAD)
     study = optuna.create_study(direction="maximize" if higher_is_better else "minimize", sampler=sampler)
     study.enqueue_trial({key: each.nearest(first[key]) for key, each in space.items()})
+    # [SPREAD - 1, settings]; all are enqueued even if `num` is smaller, so that more trials extend fewer
     for point in Halton(len(space), rng=rng).random(SPREAD - 1):
         study.enqueue_trial({key: each.at(share) for (key, each), share in zip(space.items(), point, strict=True)})
     distributions = {key: _distribution(optuna, each) for key, each in space.items()}
     choices: list[Choice] = []
     while len(choices) < num:
+        # asked together before any is told: a trial must not depend on how fast its neighbors were
         batch = [study.ask(distributions) for _ in range(min(BATCH, num - len(choices)))]
         asked = [{key: each.typed(trial.params[key]) for key, each in space.items()} for trial in batch]
+        # exactly as given: `nearest` may have moved it into the range, `typed` rounded it
         if not choices:
             asked[0] = {key: first[key] if not each.values else each.nearest(first[key]) for key, each in space.items()}
         values = [value_of(len(choices) + place, choice) for place, choice in enumerate(asked)]
@@ -80,6 +84,7 @@ def trials(
         if None in values:
             break
         for trial, value in zip(batch, values, strict=True):
+            # a finite order needs a number: Optuna takes infinities, but fails a trial that is told NaN
             study.tell(trial, value if value is not None and math.isfinite(value) else worst)
     return choices
 

@@ -53,6 +53,7 @@ class Range:
         """Convert a value to its setting's type; numbers are rounded to four digits."""
         if self.values:
             return value
+        # four digits: readable in the table, and the same cell on every machine
         return round(value) if self.is_integer else float(f"{value:.4g}")
 
     def at(self, share: float) -> Any:
@@ -62,6 +63,7 @@ class Range:
         0.1
         """
         if self.values:
+            # share < 1
             return self.values[int(share * len(self.values))]
         if self.is_log:
             return self.typed(self.low * (self.high / self.low) ** share)
@@ -88,6 +90,7 @@ def space_of(config: ExperimentConfig, given: Mapping[str, str]) -> dict[str, Ra
     for key, text in {**shared, **own, **given}.items():
         origin = f"search {key}={text}" if key in given or key in shared else f"search_space of strategy '{name}'"
         space[key] = parse_range(text, own=config.get(key, None), origin=origin)
+        # the setting's own type decides what is valid
         for end in space[key].ends:
             try:
                 config.replace(**{key: end})
@@ -123,6 +126,7 @@ def parse_range(text: str, *, own: Any = None, origin: str = "") -> Range:
     if low >= high or (is_log and low <= 0):
         above = ", and both above 0 with :log" if is_log else ""
         raise ConfigError(f"{origin} goes from {low:g} to {high:g}, but expected a low end below the high one{above}.")
+    # by the experiment's value, not by the written range: "1..8" may be of a float
     is_integer = isinstance(own, int) and not isinstance(own, bool)
     return Range(low=low, high=high, is_log=is_log, is_integer=is_integer)
 
@@ -136,6 +140,7 @@ def _number(word: str, *, own: Any, origin: str) -> float:
     if word.startswith("x"):
         if not isinstance(own, int | float) or not own > 0:
             raise ConfigError(f"{origin} multiplies the experiment's own value, which is {own}; give plain numbers.")
+        # 0.1 x 0.05 is 0.005000000000000001 otherwise, on the page and in the plan
         value = float(f"{value * own:.4g}")
     if not math.isfinite(value):
         raise ConfigError(f"{origin} was given, but {_EXPECTED}.")

@@ -55,6 +55,7 @@ def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
     """Return the summary for programs, without curves; these are in the runs and in the export."""
     content = asdict(summary)
     for entry, of in zip(content["entries"], summary.entries, strict=True):
+        # thousands of numbers per entry
         del entry["curves"]
         if of.to_target:
             entry["to_target"] |= {"num_reached": of.to_target.num_reached, "num_seeds": of.to_target.num_seeds}

@@ -45,6 +45,7 @@ def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
     if resume is None:
         api.run(config, callbacks=[callback])
         return
+    # a comparison that was killed and is resumed at once meets its own former workers
     _await_end_of_others(resume)
     try:
         api.run(resume=resume, callbacks=[callback])
@@ -52,6 +53,7 @@ def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
         aside = resume.parent / SET_ASIDE / f"{resume.name}-{time.time_ns()}"
         with disk_errors(aside):
             aside.parent.mkdir(exist_ok=True)
+            # renamed, not removed: it is the only evidence of the damage
             resume.rename(aside)
         logging.getLogger("fedsign").warning("%s The cell begins anew; what there was is in %s", error, aside)
         api.run(config, callbacks=[callback])

@@ -20,7 +20,7 @@ from simulations.deployment.startup_kits import PUBLIC_FILE, StartupKit
 Row = dict[str, str]
 Finding = tuple[State, str]
 AHEAD_S, BEHIND_S = 5.0, 305.0  # Flower 1.41 refuses a site whose clock is off by more
-_WORTH_A_WORD_S = 2.0
+_WORTH_A_WORD_S = 2.0  # the server's Date header has whole seconds: less is noise
 
 
 def check_site(kit: StartupKit) -> list[Row]:
@@ -60,6 +60,7 @@ def _data(kit: StartupKit) -> Finding:
     if not os.path.exists(folder):  # noqa: PTH110 - Path.exists raises if a parent folder cannot be entered
         where = f"correct data_root in {kit.folder / 'site.toml'}"
         return "broken", f"{folder} does not exist, or this user cannot reach it; {where}"
+    # with r alone a folder can be listed, but no file in it opened; that takes x
     if not os.access(folder, os.R_OK | (os.X_OK if folder.is_dir() else 0)):
         return "broken", f"{folder} cannot be read by this user; give it the right to"
     if folder.is_dir():
@@ -70,6 +71,7 @@ def _data(kit: StartupKit) -> Finding:
 
 def _versions(of_the_federation: Mapping[str, str]) -> Iterator[Row]:
     own = versions()
+    # broken: other minor releases of FedSign or Flower do not understand each other; warn: only bits may differ
     for name, state in compared(own, of_the_federation):
         has, wanted = own.get(name, MISSING), of_the_federation[name]
         differs = f"{has} here, {wanted} in the federation: "
@@ -103,6 +105,7 @@ def _table(name: str, settings: Mapping[str, Any]) -> Finding:
 
 def _key(kit: StartupKit) -> Finding:
     public, known = public_line(load_private(kit.key).public_key()), kit.folder / PUBLIC_FILE
+    # type and key only: the third word is a comment, which people edit
     if known.exists() and known.read_text(encoding="utf-8").split()[:2] != public.split():
         return "broken", "key does not belong to key.pub, which the server knows; it is another site's, or a newer one"
     return "ok", fingerprint(public)
@@ -112,6 +115,7 @@ def _server_seen(kit: StartupKit) -> Iterator[Row]:
     try:
         seen = look_at_server(kit.facts["host"], kit.facts["port"], authority=kit.trusted)
     except ServerError as error:
+        # TLS, clock and membership need the connection that failed
         yield _as_row("server", "broken", str(error))
         return
     yield _as_row("server", "ok", kit.address)
@@ -133,6 +137,7 @@ def _clock(ahead_s: float) -> Finding:
 def _membership(kit: StartupKit) -> Finding:
     process = recorded(kit.folder / "pid")
     if process is not None:
+        # do not probe: that signs the site's node off, and node ids belong to keys, so it would be this SuperNode's
         return "ok", f"its SuperNode is running, process {process.pid}"
     try:
         if check_is_known(kit, host=kit.facts["host"]):
@@ -170,12 +175,14 @@ def _superlink(federation: Federation) -> Finding:
 
 def _sites(federation: Federation) -> Iterator[Row]:
     """Report the SuperLink's state of each site."""
+    # without keys, nodes are not registered and have no names to match
     known = {}
     if process_of(federation) is not None and answers(federation) and not federation.insecure:
         known = {node.name: node.status for node in nodes_of(federation)}
     for site in federation.sites:
         key = fingerprint(site.public_key) if site.public_key else "no key"
         status = known.get(site.name, "not asked")
+        # "offline" is right for an active site: check the registration, not who happens to be up
         is_right = status == "not asked" or (status in ("online", "registered", "offline")) == site.is_active
         belongs = f"partition {site.partition}" if site.is_active else "revoked"
         yield _as_row(f"site {site.name}", "ok" if is_right else "broken", f"{belongs}, {status}, {key}")

@@ -48,6 +48,7 @@ class EvaluationAtSites:
         """Evaluate the model of a round, as `simulations.evaluation.Evaluate`."""
         asked = evaluating(self.config, round)
         requests = [EvaluateRequest(round=round, partition=site, tensors=tensors) for site in asked]
+        # a metric of the user's own is configured as "module:name" and reported as "name"
         names = ["loss", *(name.rpartition(":")[2] for name in self.config.metrics)]
         answers = [_checked(answer, names, self.who) for answer in self.ask(requests)]
         said = [answer for answer in answers if isinstance(answer, EvaluateReply)]
@@ -65,6 +66,7 @@ def evaluating(config: ExperimentConfig, round: int) -> list[int]:
     num_clients, num_asked = config.partition.num_clients, config.server.evaluate_clients
     if num_asked in (0, num_clients):
         return list(range(num_clients))
+    # a stream of its own: changing evaluate_clients must not change who trains
     drawn = generator(config.seed, Purpose.EVALUATION, round=round).choice(num_clients, size=num_asked, replace=False)
     return sorted(int(site) for site in drawn)
 
@@ -83,13 +85,16 @@ def means(sites: Sequence[EvaluateReply], names: Sequence[str]) -> dict[str, flo
 
 
 def _mean(weighted: Iterable[tuple[int, float]]) -> float:
+    # e.g. the AUC of a site whose test samples have one class
     kept = [(num, value) for num, value in weighted if isfinite(value)]
     total = sum(num for num, _ in kept)
+    # fsum rounds once: the mean does not depend on the order of the sites
     return fsum(num * value for num, value in kept) / total if total else nan
 
 
 def _line(site: EvaluateReply) -> Record:
     own = {"client": site.partition, "name": site.name, "num_train": site.num_train, "num_test": site.num_test}
+    # null: JSON has no NaN
     return own | {name: value if isfinite(value) else None for name, value in site.metrics.items()}
 
 
@@ -107,6 +112,7 @@ def _checked(
             "node."
         )
         return Failure(partition=answer.partition, reason=reason)
+    # only the loss: other metrics may be undefined on a site's samples, see `_mean`
     diverged = [
         name for name in wanted if name in ("loss", _VALIDATION + "loss") and not isfinite(answer.metrics[name])
     ]
@@ -116,4 +122,5 @@ def _checked(
             "number: the model diverged on its samples."
         )
         return Failure(partition=answer.partition, reason=reason)
+    # drops whatever else a site put into its reply: the keys become columns of rounds.jsonl
     return replace(answer, metrics={name: answer.metrics[name] for name in wanted})

@@ -41,6 +41,7 @@ _OPEN_TO_SITES, _HEALTH = ("/v1/fleet/",), "/health"
 _REFUSAL = "Only SuperNodes are served from other machines; start runs and register sites on the server's machine.\n"
 _UNKNOWN = "This key is not that of an active site."
 _NOT_YET = "The sites are being registered; try again.\n"
+# ASGI header names are lower-case bytes, and so is Flower's constant
 _ACTIVATE, _KEY_HEADER = "/v1/fleet/activate-node", FLEET_HTTP_PUBLIC_KEY_HEADER.encode("ascii")
 _POLL_S = 0.2
 
@@ -58,6 +59,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         app = self.app
+        # the server's own start and stop events have no path and no client
         if scope["type"] != "lifespan":
             if scope["path"].startswith((*_OPEN_TO_SITES, _HEALTH)) and not self.is_open.is_set():
                 app = PlainTextResponse(_NOT_YET, status_code=503)
@@ -85,6 +87,7 @@ def may_pass(scope: Scope) -> bool:
 
 def is_active(folder: Path, key: bytes) -> bool:
     """Whether a key, as sent by a SuperNode, is an active site's; without keys everyone is accepted."""
+    # read again for every activation: sites are added and revoked while the SuperLink runs
     federation = open_federation(folder)
     return federation.insecure or key in {b64encode(in_pem(site.public_key)) for site in federation.active}
 
@@ -92,6 +95,7 @@ def is_active(folder: Path, key: bytes) -> bool:
 def guard(federation: Federation, is_open: threading.Event) -> None:
     """Put the gate, and the count of refused replies, in front of this process's SuperLink."""
     gate = Middleware(Gate, is_open=is_open, knows=partial(is_active, federation.folder))
+    # Flower calls both through their modules when it builds and serves its app, so these must be set before it starts
     extensions.get_middleware = lambda: (gate,)
     fleet_handlers.push_messages = Refusals(federation).push_messages
 
@@ -102,8 +106,9 @@ def main() -> None:
     federation = open_federation(Path(folder))
     is_open = threading.Event()
     guard(federation, is_open)
+    # in a thread: registration talks to the SuperLink, which blocks the main thread until it ends
     threading.Thread(target=_register_when_up, args=[federation, is_open], daemon=True).start()
-    sys.argv = ["flower-superlink", *arguments]
+    sys.argv = ["flower-superlink", *arguments]  # Flower's entry point parses sys.argv
     superlink: Any = flower_superlink
     superlink()
 
@@ -116,7 +121,7 @@ def _register_when_up(federation: Federation, is_open: threading.Event) -> None:
     except Exception as error:  # noqa: BLE001 - after any error here, the gate would stay closed forever
         said = error if isinstance(error, FedSignError) else f"{type(error).__name__}: {error}"
         print(f"fedsign: the sites could not be registered: {said}", file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(1)  # sys.exit would end this thread only
     is_open.set()
 
 

@@ -29,6 +29,7 @@ State = Literal["ok", "warn", "broken"]
 _Key = ec.EllipticCurvePrivateKey
 _WARN_DAYS = 30
 _AUTHORITY_DAYS = 3650
+# a site whose clock is behind would find a fresh certificate not valid yet
 _CLOCKS_MAY_DIFFER = dt.timedelta(minutes=5)
 
 
@@ -59,13 +60,16 @@ def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise ConfigError("the key of the CA is no elliptic-curve key; restore the ca folder that 'deploy init' made.")
     ca, key = x509.load_pem_x509_certificate(authority.certificate), ec.generate_private_key(ec.SECP256R1())
+    # a certificate that outlives its CA would fail at the sites while `validity` still calls it fine
     until = min(_now() + lifetime, ca.not_valid_after_utc)
     builder = _builder(key, _name(hosts[0]), issuer=ca.subject, until=until)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    # clients ignore the common name: each host must be an alternative name, addresses as addresses
     names = [general_name(host) for host in dict.fromkeys((*hosts, *ALWAYS))]
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    # Python 3.13 verifies strictly by default (VERIFY_X509_STRICT), and refuses a certificate without it
     public = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return _signed(builder.add_extension(public, critical=False), key, by=signer)
 
@@ -105,11 +109,13 @@ def validity(end: dt.datetime) -> tuple[State, str]:
 
 
 def _name(common: str) -> x509.Name:
+    # 64: the upper bound of a common name in X.509
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
+        # the CA's key signs certificates only, the server's only handshakes (ECDHE, so no encipherment)
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
@@ -128,6 +134,7 @@ def _builder(key: _Key, subject: x509.Name, *, issuer: x509.Name, until: dt.date
         subject_name=subject,
         public_key=key.public_key(),
         serial_number=x509.random_serial_number(),
+        # min: tests issue certificates that have expired already
         not_valid_before=min(_now(), until) - _CLOCKS_MAY_DIFFER,
         not_valid_after=until,
     ).add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -165,6 +172,7 @@ def load_private(private: Path) -> ec.EllipticCurvePrivateKey:
     """
     try:
         key = serialization.load_ssh_private_key(private.read_bytes(), password=None)
+        # after reading: a missing file is reported as missing
         if not is_private(private):
             raise ConfigError(f"{private} can be read by others; make it private with 'chmod 600 {private}'.")
         if isinstance(key, ec.EllipticCurvePrivateKey):
@@ -186,6 +194,7 @@ def read_public(path: Path) -> str:
     """
     try:
         content = path.read_bytes()
+        # before parsing, whose error would not say that a secret has leaked to the server
         if b"PRIVATE KEY" in content:
             raise ConfigError(
                 f"{path} is a private key, which must stay at its site; ask for the file that ends in .pub."
@@ -210,7 +219,9 @@ def write_secret(path: Path, content: bytes) -> None:
     """Write a file atomically, never readable by others."""
 
     def write(partial: Path) -> None:
+        # the leftover of a killed process may have another mode, which touch would keep
         partial.unlink(missing_ok=True)
+        # before the content: at no moment may others open the file
         partial.touch(mode=0o600)
         partial.write_bytes(content)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, cast
 
 _MAX_BYTES, _NUM_BEFORE = 10 * 2**20, 3
-_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")  # Flower's log is colored even in a pipe
 
 
 def log_of(folder: Path) -> Path:
@@ -29,8 +29,10 @@ def keep(folder: Path) -> None:
     command = [sys.executable, "-P", "-m", "simulations.deployment.logs", str(log_of(folder))]
     # in a session of its own, so that Ctrl-C does not end it before the program's last output
     keeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    # closed here, so that the keeper sees end-of-file when the last program with a duplicate has ended
     with cast(IO[bytes], keeper.stdin) as pipe:
         for stream in (sys.stdout, sys.stderr):
+            # text still buffered would otherwise follow later lines, or be lost by exec
             stream.flush()
             os.dup2(pipe.fileno(), stream.fileno())
 
@@ -38,10 +40,12 @@ def keep(folder: Path) -> None:
 def main(path: str) -> None:
     """Copy standard input until all writers have closed it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # systemd signals all; the program's last output comes later
+    # not getLogger: no handler of the root logger may print the lines again
     log = logging.Logger("log")
     handler = RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=_NUM_BEFORE, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
+    # bytes: a program may print anything, and one bad character must not end the log
     for line in sys.stdin.buffer:
         with suppress(OSError):  # the terminal is gone
             sys.stdout.buffer.write(line)

@@ -57,7 +57,8 @@ def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClie
     url, version = f"{'https' if authority else 'http'}://{address}", RuntimeVersionHttpInterceptor("flwr CLI")
     with ControlHttpClient(url, interceptors=[CliClientHttpInterceptor(), version]) as client:
         trust = ssl.create_default_context(cafile=authority) if authority else False
-        client._client = httpx.Client(verify=trust, timeout=_PATIENCE_S, trust_env=False)  # bypasses proxies
+        # in place of Flower's, which would take the environment's proxies: they do not reach this machine
+        client._client = httpx.Client(verify=trust, timeout=_PATIENCE_S, trust_env=False)
         try:
             yield client
         except httpx.HTTPStatusError as error:
@@ -86,7 +87,9 @@ def register_sites(federation: Federation) -> None:
     lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with lock.open("w") as file, asking(federation) as link:
         fcntl.flock(file, fcntl.LOCK_EX)  # one command at a time
+        # inside the lock: two commands would both miss a site and register its key twice
         nodes = link.ListNodes(ListNodesRequest()).nodes_info
+        # Flower keeps unregistered nodes on its list, with their names
         taken = {node.name: node.node_id for node in nodes if node.status not in _GONE}
         for site in federation.sites:
             if site.is_active and site.name not in taken:

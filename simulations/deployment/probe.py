@@ -76,11 +76,13 @@ def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
     if authority is not None:
         connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=_trusting(authority))
     try:
+        # sends the handshake; the certificate is read before getresponse, which may close the socket
         connection.request("GET", "/health")
         if isinstance(connection.sock, ssl.SSLSocket):
             ends_s = ssl.cert_time_to_seconds(str((connection.sock.getpeercert() or {})["notAfter"]))
             ends = dt.datetime.fromtimestamp(ends_s, dt.UTC)
         date = connection.getresponse().headers["date"]
+        # right after the response, whose Date it is compared with
         seen_at = dt.datetime.now(dt.UTC)
     except ssl.SSLCertVerificationError as error:
         sentence = _UNTRUSTED.get(error.verify_code, _FOREIGN)
@@ -135,6 +137,7 @@ def check_is_known(kit: StartupKit, *, host: str) -> bool:
             public = public_key_to_bytes(key.public_key())
             here = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
             node_id = client.ActivateNode(here).node_id
+            # before signing off: if this process is killed in between, the next probe signs the node off
             former.write_text(str(node_id), encoding="ascii")
             client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
     except httpx.HTTPError as error:
@@ -143,6 +146,7 @@ def check_is_known(kit: StartupKit, *, host: str) -> bool:
                 "the SuperLink knows this site's key, but believes that its former SuperNode is still connected: for "
                 f"{HEARTBEAT_S} s after that was killed, or as long as another machine uses the same key."
             ) from error
+        # a proxy or the closed gate answers these: they say nothing about the key
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504):
             raise EngineError(
                 "the SuperLink does not take this site's key: it is revoked, or was never registered; "

@@ -28,6 +28,7 @@ class Progress:
         self._facts: dict[str, Any] = {"run": str(run.resolve()), "num_rounds": num_rounds}
         self.remarks: Mapping[int, str] = {}  # about the versions of sites that answered the roll call, by partition
         self._asked = Asked("roll call", 0, ())
+        # wall clock, not monotonic: another process, `deploy status`, compares it with its own
         self._since = self._written_at = time.time()
         self._write([])
 
@@ -44,6 +45,7 @@ class Progress:
         told = {"round": self._asked.round, "what": self._asked.what, "since": self._since, "waiting": [*waiting]}
         told["remarks"] = {str(partition): remark for partition, remark in self.remarks.items()}
         text = digests.sealed_json(self._facts | told)
+        # durable=False: it is for looking at only, and an fsync twice a second would slow the round down
         replace_file(self._file, lambda partial: partial.write_text(text, encoding="utf-8"), durable=False)
 
 
@@ -63,12 +65,14 @@ class PlayedRun:
     @property
     def is_played(self) -> bool:
         """Whether the command that plays the run is alive."""
+        # the kernel releases the lock however the command dies, unlike a pid file
         return is_held(self.run.path / "lock")
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to resume."""
         try:
+            # someone may have deleted the run's folder: there is nothing to resume then
             return not self.run.path.exists() or (not self.is_played and self.run.outcome["status"] == "finished")
         except FedSignError:
             return False  # the outcome cannot be read
@@ -83,6 +87,7 @@ def runs_of(federation: Federation) -> Iterator[PlayedRun]:
     """Return active and interrupted runs. A file damaged by a power failure is skipped with a warning."""
     for file in sorted(_folder(federation).glob("*.json")):
         try:
+            # written without fsync: after a power failure it may be empty
             told = read_json(file)
             yield PlayedRun(file, RunFolder(Path(told.pop("run"))), **told)
         except (FedSignError, TypeError, KeyError) as error:

@@ -31,13 +31,14 @@ def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, li
     check_bind(federation.bind)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)
+        folder.chmod(0o700)  # mkdir's mode does not apply to an existing folder
         federation.server.mkdir(mode=0o700)
         if not federation.insecure:
             federation.authority.parent.mkdir(mode=0o700)
             make_authority(federation.name).write(federation.authority, federation.authority_key)
             _issue(federation, lifetime)
         write_server(federation)
+        # after keys and certificates: with this file the folder counts as a federation, which add_site extends
         federation.write()
         for name, public_key in sites:
             federation = add_site(federation, name, public_key)
@@ -106,6 +107,7 @@ def apply(federation: Federation) -> bool:
 
 def _issue(federation: Federation, lifetime: dt.timedelta) -> None:
     authority = Certified(certificate=federation.authority.read_bytes(), key=federation.authority_key.read_bytes())
+    # `local_host`: the engine on this machine connects to the address that `bind` names
     hosts = (*federation.hosts, federation.local_host)
     issue(authority, hosts, lifetime=lifetime).write(federation.certificate, federation.server / "server.key")
 

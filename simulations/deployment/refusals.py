@@ -33,18 +33,21 @@ class Refusals:
 
     def __init__(self, federation: Federation) -> None:
         self._push, self._file = fleet_handlers.push_messages, federation.server / _FILE
+        # counts are of this SuperLink's life; readers take only increases (`hooks.members_of`)
         self._file.unlink(missing_ok=True)
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # Flower serves requests in a pool of threads
 
     def push_messages(self, request: PushMessagesRequest, state: LinkState) -> PushMessagesResponse:
         """Pass a reply on, or refuse and count it."""
         sender = request.node.node_id
         if any(message.metadata.src_node_id != sender for message in request.messages_list):
+            # as Flower answers a reply that it does not store: the sender has nothing to upload, and goes on
             self._count(sender, state, FOREIGN)
             return PushMessagesResponse()
         watched: Any = _Watched(state)
         response = self._push(request, watched)
+        # Flower's response is the same whether the reply was stored or not
         if not watched.has_stored:
             self._count(sender, state, NOT_TAKEN)
         return response

@@ -19,7 +19,7 @@ import psutil
 from fedsign.errors import EngineError
 
 _LOOPBACK = "localhost,127.0.0.1,::1"
-_PORTS = (20_000, 32_000)
+_PORTS = (20_000, 32_000)  # Linux hands out ephemeral ports from 32768
 _POLL_S = 0.1
 _CLOCKS_DIFFER_S = 2.0  # tolerance between the kernel's clock and the disk's
 
@@ -37,7 +37,7 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # Flower's default is one second
-        "PYTHONUNBUFFERED": "1",
+        "PYTHONUNBUFFERED": "1",  # or the last lines of a killed program are lost
     }
 
 
@@ -63,6 +63,7 @@ def recorded(path: Path) -> psutil.Process | None:
     """Return the recorded process, if it is still alive."""
     try:
         process = psutil.Process(int(path.read_text(encoding="utf-8")))
+        # a process that started after the record was written only has the same number
         is_older = process.create_time() < path.stat().st_mtime + _CLOCKS_DIFFER_S
     except (OSError, ValueError, psutil.NoSuchProcess):
         return None
@@ -88,11 +89,14 @@ def with_descendants(processes: Iterable[psutil.Process]) -> set[psutil.Process]
 def end(processes: Iterable[psutil.Process], *, patience_s: float = 15.0) -> None:
     """Terminate processes; after the grace period, kill them and their descendants."""
     asked = [*processes]
+    # before the signal: children of a process that has ended belong to init and are not found any more
     family = with_descendants(asked)
+    # only to them: each ends its own children, in the order that it needs
     _send(asked, signal.SIGTERM)
     deadline = time.monotonic() + patience_s
     while any(map(is_alive, family)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
+        # a child may have been started between the list and the signal
         family |= with_descendants(family)
     _send(family, signal.SIGKILL)
     while any(map(is_alive, family)):
@@ -144,7 +148,9 @@ class Programs:
     def end(self) -> None:
         """Terminate each process group, last started first; then kill what is left."""
         while self._started:
+            # last started first: SuperNodes can sign off while the SuperLink is up
             _, process = self._started.popitem()
+            # both, even if the leader ends at once: the rest of its group may ignore SIGTERM
             for number in (signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     os.killpg(process.pid, number)

@@ -26,6 +26,7 @@ from simulations.deployment.running import Programs, end, flower_environment, fr
 from simulations.deployment.startup_kits import StartupKit
 
 Say = Callable[[str], None]
+# -P: a module in the current folder, such as a kit, must not shadow an installed one
 _START = [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start"]
 _SLACK_S, _POLL_S = 15.0, 1.0
 UNSAFE = (
@@ -60,6 +61,7 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     home.mkdir(exist_ok=True)
     for run in runs_of(federation):
+        # a run whose command still waits for this SuperLink (`is_played`) goes on by itself
         if not (run.is_played or run.is_over):
             say(f"a run was interrupted in round {run.round} of {run.num_rounds}; resume it with: {run.how_to_go_on}")
     tree = {"superlink": {"default": "fedsign", "fedsign": link}}
@@ -80,11 +82,12 @@ def start_site(kit: StartupKit, say: Say, *, host: str | None = None) -> NoRetur
     if kit.trusted is None:
         say(UNSAFE)
     else:
-        load_private(kit.key)
+        load_private(kit.key)  # for its checks: Flower does not mind a key that others can read
         trust = ["--root-certificates", str(kit.trusted), "--auth-supernode-private-key", str(kit.key)]
     _greet(kit, say, host)
     config = kit.folder / "node.toml"
     config.write_text(tomli_w.dumps(kit.node_config()), encoding="utf-8")
+    # a port of its own for the SuperNode's Runtime API: several SuperNodes may run on one machine
     address = ["--superlink", with_port(host, kit.facts["port"]), "--host", "127.0.0.1", "--port", str(free_port())]
     arguments = ["clients.site", *address, *trust, "--node-config", str(config)]
     _become(kit.folder, kit.folder / "flower", arguments)
@@ -112,10 +115,13 @@ def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Say) ->
     programs = Programs(federation.folder / "logs")
     programs.logs.mkdir(exist_ok=True)
     try:
+        # the sites' first contact needs a listening server, or each would warn and retry
         link = programs.start("superlink", [*_START, str(federation.server)])
         programs.wait_until(lambda: answers(federation), timeout_s=timeout_s, complaint="the SuperLink does not answer")
         say(f"SuperLink at {federation.local_address}, process {link}")
+        # nodes of killed SuperNodes count as online for a minute; a reconnected one has a new time, so it is told apart
         before = _online(federation)
+        # the kits' host name may not resolve, or not be reachable, from the server itself
         own = ["--host", federation.local_host]
         nodes = {site: programs.start(site.name, [*_START, str(federation.kit(site.name)), *own]) for site in sites}
         programs.wait_until(
@@ -123,6 +129,7 @@ def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Say) ->
             timeout_s=timeout_s,
             complaint="not all sites are online",
         )
+    # Ctrl-C as well: the programs have sessions of their own and would live on
     except BaseException:
         programs.end()
         down(federation)
@@ -139,6 +146,7 @@ def down(federation: Federation) -> list[int]:
         found = [process for folder in folders if (process := recorded(folder / "pid")) is not None]
         end(found)
         for folder in folders:
+            # only after the end: a start in between must still see the old process
             (folder / "pid").unlink(missing_ok=True)
         ended += [process.pid for process in found]
     return ended
@@ -162,9 +170,11 @@ def _greet(kit: StartupKit, say: Say, host: str) -> None:
     """Check the server before Flower connects. Flower itself waits for a server that is not up yet."""
     try:
         seen = look_at_server(host, kit.facts["port"], authority=kit.trusted)
+    # not an error: machines boot in any order, and Flower retries by itself
     except AwayError as error:
         say(f"{str(error).rstrip('.')}. Trying on until it does.")
         return
+    # else an insecure federation, which has neither a certificate nor keys to check
     if seen.certificate_ends is not None:
         _judge(seen.certificate_ends, "the server's certificate", say)
         _wait_for_authentication(kit, say, host)
@@ -180,6 +190,7 @@ def _wait_for_authentication(kit: StartupKit, say: Say, host: str) -> None:
         except StillThereError as error:
             if time.monotonic() > ends_at:
                 raise
+            # once: this loops every second for more than a minute
             if not is_told:
                 say(f"{error} Trying on until this site is let in.")
             is_told = True
@@ -204,6 +215,7 @@ def _check_not_running(folder: Path) -> None:
 
 def _become(folder: Path, home: Path, command: list[str]) -> NoReturn:
     """Replace this process by a module, recorded in the folder; `home`: Flower's home."""
+    # before exec, which keeps the process id and would drop this code
     record_this_process(folder / "pid")
     logs.keep(folder)
     os.execve(sys.executable, [sys.executable, "-P", "-m", *command], flower_environment(home))

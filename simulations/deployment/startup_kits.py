@@ -93,8 +93,10 @@ def open_startup_kit(folder: Path) -> StartupKit:
         raise ConfigError(
             f'{path} is no TOML ({error}); texts stand in quotes there, such as data_root = "/data".'
         ) from error
+    # what installed capabilities let a site set
     own = site_tables()
     expected = _EXPECTED | dict.fromkeys(own, (dict, "a table"))
+    # "federation" is required; the other keys have defaults
     for key in [*tree, "federation"]:
         if key not in expected:
             raise ConfigError(f"{path} has the unknown key '{key}'; expected {', '.join(expected)}.")
@@ -144,6 +146,7 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
         (kit / PUBLIC_FILE).write_text(f"{site.public_key} {site.name}\n", encoding="utf-8")
     what = f"SuperNode of {site.name} in the federation {federation.name}"
     _write_programs(kit, what, unit=f"fedsign-{site.name}", folder_there=site.name)
+    # no index offers a local version such as 2.5.0+cpu
     versions = {name: said.partition("+")[0] for name, said in federation.versions.items()}
     has_key = (kit / KEY_FILE).exists()
     _write(kit / "README.md", "site.md", site=site.name, federation=federation, has_key=has_key, versions=versions)
@@ -170,7 +173,7 @@ def _write(path: Path, template: str, **values: Any) -> None:
     """Fill a template of the folder `texts`."""
     environment = Environment(
         loader=PackageLoader("simulations.deployment", "texts"),
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a misspelled variable must not become an empty line of a script
         keep_trailing_newline=True,
         trim_blocks=True,
     )
@@ -180,6 +183,7 @@ def _write(path: Path, template: str, **values: Any) -> None:
 def _pack(kit: Path) -> None:
     """Pack the bundle. Only the owner can read it, since it may hold a key."""
     archive = kit.with_name(kit.name + ".tar.gz")
+    # both: touch sets the mode before any content, chmod that of an existing archive
     archive.touch(mode=0o600)
     archive.chmod(0o600)
     with tarfile.open(archive, "w:gz") as tar:
@@ -189,6 +193,7 @@ def _pack(kit: Path) -> None:
 
 
 def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    # account names and numbers of the server are not the sites' business
     info.uid = info.gid = 0
     info.uname = info.gname = ""
     return info

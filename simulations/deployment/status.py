@@ -24,6 +24,7 @@ def status_of(federation: Federation) -> Row:
     """Return `superlink`, `is_up`, `certificate`, and the rows of `runs` and `sites`."""
     process, runs = process_of(federation), [run for run in runs_of(federation) if not run.is_over]
     is_up = process is not None and answers(federation)
+    # by key: Flower's list also holds unregistered nodes, perhaps of the same name
     nodes = {node.public_key: node for node in nodes_of(federation)} if is_up else {}
     if process is None:
         link = f"not running; start it with {federation.server / 'start.sh'}"
@@ -50,6 +51,7 @@ def status_of(federation: Federation) -> Row:
 def _run(run: PlayedRun, names: Mapping[int, str]) -> Row:
     """Describe a run's progress, and which sites it waits for."""
     waiting = [names.get(partition, str(partition)) for partition in run.waiting] if run.is_played else []
+    # max: the clock may have been set back since
     phase = f"{run.what} for {max(time.time() - run.since, 0):.0f} s"
     if not run.is_played:
         phase = f"interrupted; resume with: {run.how_to_go_on}"
@@ -64,10 +66,12 @@ def _run(run: PlayedRun, names: Mapping[int, str]) -> Row:
 def _site(site: Site, node: NodeInfo | None, runs: Sequence[PlayedRun]) -> Row:
     """Describe a site, and its events in active runs."""
     events = [line for run in runs for line in run.run.records("members.jsonl") if line["site"] == site.name]
+    # `in`, not startswith: failures of an evaluation begin with "in evaluation: "
     failures = [
         line for run in runs for line in run.run.records("failures.jsonl") if f"site {site.name}: " in line["reason"]
     ]
     counts = Counter(line["event"] for line in events)
+    # the key exists once the site has answered a roll call; its remark may be empty
     remarks = [run.remarks[str(site.partition)] for run in runs if str(site.partition) in run.remarks]
     last = events[-1] if events else None
     return {
@@ -96,6 +100,7 @@ def _seen_at(node: NodeInfo | None) -> str | None:
     if node is None or not node.last_activated_at:
         return None
     if node.status == "online":
+        # the SuperLink stores when patience ends, not when the last heartbeat came
         at = dt.datetime.fromtimestamp(node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval, dt.UTC)
     else:
         at = dt.datetime.fromisoformat(node.last_deactivated_at or node.last_activated_at)

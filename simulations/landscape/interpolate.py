@@ -41,6 +41,7 @@ def interpolate(
     start, end = targets_of([first, second], model=model, overrides=overrides)
     _warn_of_other_data(start, end)
     landscape = start.landscape(samples, statistics)
+    # both models in the first one's layout: an interpolation pairs parameters by name
     one, other = landscape.center, end.vector_in(landscape.layout).to(landscape.center)
     lambdas, values, facts = between(landscape, one, other, points=points)
     return Found(
@@ -65,6 +66,7 @@ def _own_ends(first: Target, second: Target, landscape: Landscape, samples: int 
     if not landscape.sizes["num_statistics"]:
         return {}
     task, chosen = first.workload.task, first.test_samples(samples)
+    # without `statistics`: as the runs evaluated them
     return {"own_ends": [at_center(Landscape(each.model, task, chosen)) for each in (first, second)]}
 
 

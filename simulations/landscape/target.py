@@ -31,7 +31,7 @@ from fedsign.workload import Workload
 if TYPE_CHECKING:
     from simulations.api import Run  # imports Flower
 
-_CHANGEABLE = frozenset({"data", "engine"})
+_CHANGEABLE = frozenset({"data", "engine"})  # cannot change the model's tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,7 @@ class Target:
     def model(self) -> nn.Module:
         """Return the model with its weights, in evaluation mode."""
         model = self.workload.make_model()
+        # sparse models are stored as their remaining weights
         model.load_state_dict(dict(packing_of(model).whole(self.tensors)))
         return model.eval()
 
@@ -100,6 +101,7 @@ class Target:
 
         BatchNorm is recalibrated on `statistics` training samples (0: not at all).
         """
+        # other draw: a stream of its own, so that --statistics does not change the test samples
         others = self._some(self.workload.dataset.train, statistics, draw=1).features if statistics else None
         return Landscape(self.model, self.workload.task, self.test_samples(samples), statistics=others)
 
@@ -124,6 +126,7 @@ class Target:
             )
         chosen = np.arange(len(samples))
         if count is not None and count < len(samples):
+            # round=5: fedsign.landscape uses the streams 0 to 4 of ANALYSIS
             rng = generator(self.workload.config.seed, Purpose.ANALYSIS, round=5, partition=draw)
             chosen = np.sort(rng.permutation(len(samples))[:count])
         features, targets = samples.batch(torch.from_numpy(chosen))
@@ -159,6 +162,7 @@ def run_of(path: Path) -> RunFolder | None:
     """
     if path.is_file():
         return None
+    # RUN/checkpoints/round-NNNNNN/state.json
     return open_run(path.parent.parent if (path / "state.json").is_file() else path)
 
 
@@ -198,6 +202,7 @@ def target_of(source: Source, *, model: str | None = None, overrides: Sequence[s
         tensors = _last_model(run)
     else:
         checkpoint = checkpoints.load(path)
+        # a checkpoint has the evaluated model only where it differs, as with FedDyn
         tensors = checkpoint.evaluated or checkpoint.served
     workload = Workload(_experiment(run, overrides))
     return Target(source=path, workload=workload, tensors=tensors, run=run)
@@ -212,6 +217,7 @@ def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Target:
     workload = Workload(configs.load(None, [f"model.name={model}", *overrides]))
     module = workload.make_model()
     load_weights(module, path)
+    # packed like a run's, so that `Target.model` unpacks both
     return Target(source=path, workload=workload, tensors=packing_of(module).packed(module.state_dict()), run=None)
 
 

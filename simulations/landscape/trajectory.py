@@ -20,6 +20,7 @@ from simulations.landscape.target import Target, path_of, target_of
 if TYPE_CHECKING:
     from simulations.api import Run
 
+# n = checkpoints, D = parameters: a path is [n, D], its coordinates in the plane [n, 2]
 _FEWEST = 4  # checkpoints: any three lie in a plane
 
 
@@ -47,7 +48,9 @@ def trajectory(
     rounds, models = _path(folder, target, landscape)
     plane = principal_plane(models)
     rows, columns = window(plane.coordinates, points)
+    # reversed: rows run along the second direction, the plot's y axis
     values = surface(landscape, *reversed(plane.directions.unbind()), rows=rows, columns=columns)
+    # at the models themselves, which lie off the plane: its values there may be far from theirs
     own = landscape.at(models)
     return Found(
         kind="trajectory",
@@ -80,8 +83,10 @@ def _path(run: RunFolder, target: Target, landscape: Landscape) -> tuple[list[in
         source = run.checkpoints / f"round-{round:06d}"
         checkpoint = checkpoints.load(source)
         model = replace(target, source=source, tensors=checkpoint.evaluated or checkpoint.served)
+        # [D], in one layout for all: `principal_plane` subtracts them
         found.append(model.vector_in(landscape.layout))
     start = target.initial_vector(landscape.layout)
+    # one interval or less from round 0 to the first checkpoint: none were removed in between
     if start is not None and rounds[0] <= rounds[1] - rounds[0]:
         rounds, found = [0, *rounds], [start, *found]
     return rounds, torch.stack(found).to(landscape.center)

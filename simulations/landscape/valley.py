@@ -30,6 +30,7 @@ from fedsign.registry import nearest, one_of
 from fedsign.report.analysis import Found, Row
 from simulations.landscape.target import Source, Target, target_of
 
+# D = parameters, P = points of a curve. A direction is [D], curves are [rays, scales, P], a surface is [P, P].
 _IN_FACTS = ("directions", "draws", "scales", "scaling", "signs", "group", "seed")
 Ray = tuple[Row, Tensor]  # (direction, label, draw number among those of a noise), and the scaled direction
 _AVERAGED = ("center", "mean_positive", "mean_negative", "width_positive", "width_negative")
@@ -72,6 +73,7 @@ class _Asked:
                 raise ConfigError(f"--scales has {scale:g}, but expected numbers above 0.")
         if not self.directions or not self.scales:
             raise ConfigError("no direction or no scale was given, but expected one of each at least.")
+        # raises for an invalid number of points
         _ = self.lambdas
 
     @property
@@ -134,6 +136,7 @@ def valley(
         statistics=statistics,
         seed=seed,
     )
+    # after `_Asked` has checked the options: loading a model and its data may take minutes
     target = target_of(source, model=model, overrides=overrides)
     landscape = target.landscape(asked.samples, asked.statistics)
     rays = _rays(target, landscape, asked)
@@ -154,6 +157,7 @@ def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked,
     rows: list[Row] = []
     for index, (ray, _) in enumerate(rays):
         for column, scale in enumerate(asked.scales):
+            # of: [rays, scales, lambdas]
             sides = {name: asdict(sides_of(asked.lambdas, of[index, column])) for name, of in values.arrays().items()}
             rows.append({**ray, "scale": scale, **sides})
     return Found(
@@ -161,6 +165,7 @@ def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked,
         name=name,
         facts=facts,
         rows=rows,
+        # of the error where there is one, else of the loss: a page shows one number per curve
         summary=_summary(rows, *values.main(), asked),
         arrays={"lambda": asked.lambdas, **values.arrays()},
         drawn_by=valley_figures,
@@ -184,6 +189,7 @@ def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked
 
 
 def _rays(target: Target, landscape: Landscape, asked: _Asked) -> list[Ray]:
+    # directions are made on the CPU, so that a GPU shows the same draws
     layout, theta = landscape.layout, landscape.center.cpu()
     where = None if asked.group == "ALL" else mask_of(asked.group, target.model, layout)
     initial = target.initial_vector(layout)
@@ -195,6 +201,7 @@ def _rays(target: Target, landscape: Landscape, asked: _Asked) -> list[Ray]:
                 eps = noise(name, layout.size, seed=asked.seed, index=draw, dtype=theta.dtype)
             else:
                 eps = special(name, layout, theta, initial)
+            # before scaling: the signs must not change the direction's length
             if asked.signs is not None:
                 eps = with_signs(eps, theta, fraction=asked.signs, seed=asked.seed, index=draw)
             direction = scaled(layout, eps, theta, Scaling(asked.scaling), where=where).to(landscape.center.device)
@@ -217,16 +224,20 @@ def _summary(rows: Sequence[Row], figure: str, values: Array, asked: _Asked) -> 
     mean
     absolute asymmetry of a single direction.
     """
+    # numbers of rows; row = ray x len(scales) + scale
     drawn: dict[tuple[str, int], list[int]] = {}
     for number, row in enumerate(rows):  # grouped by direction, then by scale
         drawn.setdefault((row["direction"], number % len(asked.scales)), []).append(number)
     found: list[Row] = []
     for (_, column), numbers in drawn.items():
         first = rows[numbers[0]]
+        # [draws, lambdas]
         alike = values[[number // len(asked.scales) for number in numbers], column]
         sides = [asdict(sides_of(asked.lambdas, each)) for each in independent(alike, is_paired=first["is_paired"])]
         interval = asymmetry([side["asymmetry"] for side in sides])
+        # from the single curves: the mean of a pair has none
         of_one = [abs(rows[number][figure]["asymmetry"]) for number in numbers]
+        # a pair's asymmetry is 0 by construction: an interval around it would claim precision
         is_estimated = interval is not None and not first["is_paired"]
         found.append(
             {

@@ -27,6 +27,7 @@ def export(run: Path, out: Path) -> dict[str, Any]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} is there already; name a folder that is not, or an empty one.")
     done = load_run(run)
+    # before the folder is made: a run of images is refused here
     end_id = _end_id(done.config)
     network = network_of(plain_model(done.model().cpu()), end_id=end_id)
     out.mkdir(parents=True, exist_ok=True)

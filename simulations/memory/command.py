@@ -128,6 +128,7 @@ def memory(
     if out is not None:
         figures.check_name(out)
     card_bytes = None if card is None else bytes_of(card, option="--card")
+    # only for --measure: an estimate runs on the meta device
     here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if is_named:
         dtype = dtype or "bf16"
@@ -141,6 +142,7 @@ def memory(
         gradients=estimates.dtype_of("--gradient-dtype", gradient_dtype or dtype),
         states=estimates.dtype_of("--state-dtype", "float32" if masters else state_dtype or dtype),
         masters=masters,
+        # an estimate is usually asked for a GPU that is not here; a measurement has to fit this machine's kernels
         device=estimates.chosen("--kernels", kernels or (here.type if measure else "cuda"), get_args(Device)),
         attention=estimates.chosen("--attention", attention, get_args(AttentionKind)),
         adam=estimates.chosen("--adamw", adamw, get_args(AdamKind)),
@@ -152,10 +154,12 @@ def memory(
     rows = []
     for method in methods_of(names, rank=rank, dropout=lora_dropout):
         found = estimate(work, method, setting)
+        # `largest`: of several devices the fullest one decides
         fits = None if card_bytes is None else found.largest.total_bytes <= card_bytes
         measured = taken(work, method, setting, found, here) if measure else None
         rows.append(replace(found, fits=fits, measured=measured))
     title = f"{work.title}, {dtype}{' with float32 masters' if masters else ''}"
+    # of the model itself, the same for every method: adapters are not counted
     num_parameters = rows[0].num_parameters
     if out is not None:
         chart = estimates.chart_of(rows, title, card_bytes)

@@ -29,6 +29,7 @@ def chart_of(rows: Sequence[Estimate], title: str, card_bytes: int | None) -> Ch
     """Plot stacked bars of the memory at each method's peak; with several devices, on the fullest one."""
     peaks = [row.largest for row in rows]
     largest = max([peak.total_bytes for peak in peaks] + [card_bytes or 0])
+    # one unit for all bars, the one that suits the largest
     unit = byte_count(largest).split(NARROW_SPACE)[1]
     size, positions, starts = 1000.0 ** BYTE_UNITS.index(unit), range(len(peaks)), [0.0] * len(peaks)
     series = []
@@ -38,6 +39,7 @@ def chart_of(rows: Sequence[Estimate], title: str, card_bytes: int | None) -> Ch
         series.append(Series(name=name, x=ends, y=positions, low=starts, mark="bar", color=color))
         starts = ends
     totals = [byte_count(row.largest.total_bytes) + (", too large" if row.fits is False else "") for row in rows]
+    # on the last category, whose end is the end of the bar
     series[-1] = replace(series[-1], labels=totals)
     measured = [None if row.measured is None or row.measured.refused else row.measured.peak / size for row in rows]
     if any(measured):
@@ -46,6 +48,7 @@ def chart_of(rows: Sequence[Estimate], title: str, card_bytes: int | None) -> Ch
     return Chart(
         title=title + (", the fullest device" if rows[0].of_devices else ""),
         series=series,
+        # a fifth to the right of the longest bar, for its label
         x=Axis(label=unit, limits=(0.0, 1.2 * largest / size)),
         y=Axis(categories=names),
         rules=[] if card_bytes is None else [(card_bytes / size, f"card of {byte_count(card_bytes)}")],
@@ -55,11 +58,13 @@ def chart_of(rows: Sequence[Estimate], title: str, card_bytes: int | None) -> Ch
 
 def possible_methods(work: Work) -> list[str]:
     """Return the usual methods, without those that need blocks, or matrices in blocks, that the model lacks."""
+    # shapes only: the weights of a 70B model would not fit here
     with torch.device("meta"):
         model = work.make()
     blocks = blocks_of(model)
     if not blocks:
         return ["full", "lora"]
+    # GaLore projects gradients of matrices only
     has_matrices = any(parameter.dim() == 2 for block in blocks for parameter in block.parameters())
     impossible = ({"E+H+4L"} if len(blocks) < 4 else set()) | (set() if has_matrices else {"galore"})
     return [name for name in DEFAULT if name not in impossible]
@@ -112,18 +117,23 @@ def of_experiment(config: ExperimentConfig, *, batch: int | None, tokens: int | 
         )
     workload, client = Workload(config), config.client
     dataset, task = workload.dataset, workload.task
+    # gradients accumulate over micro-batches, so that activations are of one micro-batch
     num = batch or min(client.batch_size, client.micro_batch or client.batch_size)
+    # for shapes and types only, of which a small data set has too few rows
     features, targets = dataset.train.batch(torch.arange(min(num, len(dataset.train))))
 
     def make() -> nn.Module:
+        # the bare factory: `Workload.make_model` would draw weights and move them to the device
         model: nn.Module = config.model.build(dataset.input_shape, dataset.num_outputs)
         return model
 
     def batch_of(dtype: torch.dtype) -> Batch:
+        # token ids stay integers
         kind = dtype if features.is_floating_point() else features.dtype
         return Batch(
             features=torch.zeros((num, *features.shape[1:]), dtype=kind),
             targets=torch.zeros((num, *targets.shape[1:]), dtype=targets.dtype),
+            # in float32, as in training
             loss=lambda outputs, wanted: task.loss(outputs.float(), wanted),
         )
 

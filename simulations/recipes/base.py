@@ -151,6 +151,7 @@ class Recipe:
             measured = self.measure(quick)
         except NotDecidableHere as lacking:
             return Finding(recipe=self, quick=quick, reason=str(lacking))
+        # data that are not on this machine: not a failed claim
         except DataError as error:
             return Finding(recipe=self, quick=quick, reason=in_options(error))
         metrics, page = measured if isinstance(measured, tuple) else (measured, None)
@@ -170,6 +171,7 @@ class Finding:
     @property
     def thresholds(self) -> Sequence[Threshold]:
         """The thresholds that count: the preconditions, and those of the claim or of the quick check."""
+        # preconditions count in both: without them neither verdict means anything
         own = self.recipe.quick_thresholds if self.quick else ()
         return [*self.recipe.given, *(own or self.recipe.thresholds)]
 
@@ -212,6 +214,7 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything for programs."""
+        # a quick check has too few seeds to say which part holds
         judged = [] if self.quick or self.reason else self.recipe.parts
         return {
             "name": self.recipe.name,

@@ -43,6 +43,7 @@ def all_rounds(cells: Mapping[Key, Mapping[str, Any]]) -> dict[Key, list[Record]
 
 def _rounds(cell: Mapping[str, Any]) -> list[Record]:
     with tempfile.TemporaryDirectory() as root:
+        # no callbacks: bars of several processes would overwrite each other
         return run({**cell, "callbacks": [], "results": {"root": root}}).rounds
 
 
@@ -54,9 +55,11 @@ def final_values(runs: Mapping[Key, list[Record]], metric: str, *, last: int = 5
 
 def on_all_cores(jobs: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
     """Run each job in a single-threaded process, started in the given order; return the results."""
+    # spawn: a fork of a process that has used torch's threads hangs in its first parallel operator
     with ProcessPoolExecutor(
         os.cpu_count(), mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
+        # one thread each: more would compete for the same cores, and change the order of sums
         results = {key: pool.submit(job) for key, job in jobs.items()}
         return {key: result.result() for key, result in results.items()}
 
@@ -65,6 +68,7 @@ def best_settings(losses: Mapping[tuple[Key, float], float]) -> dict[Key, float]
     """Return the setting with the lowest loss per name; ties go to the lower setting, diverged ones never win."""
     best: dict[Key, tuple[float, float]] = {}
     for (name, setting), loss in losses.items():
+        # a pair, so that ties go to the lower setting whatever the order of the sweep
         found = (loss if isfinite(loss) else inf, setting)
         best[name] = min(found, best.get(name, found))
     return {name: setting for name, (_, setting) in best.items()}

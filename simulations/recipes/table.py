@@ -19,6 +19,7 @@ from simulations.recipes.where import where_of
 def all_recipes() -> dict[str, Recipe]:
     """Return all recipes by name."""
     modules = [each.name for each in pkgutil.walk_packages(recipes.__path__, f"{recipes.__name__}.") if not each.ispkg]
+    # a recipe that another module imports appears twice, under one name
     things = [thing for name in modules for thing in vars(importlib.import_module(name)).values()]
     return {thing.name: thing for thing in things if isinstance(thing, Recipe)}
 
@@ -41,6 +42,7 @@ def get(name: str, *, data: str = "", root: str = "", model: str = "") -> Recipe
         return recipe
     if model and not recipe.takes_model:
         raise ConfigError(f"recipe '{name}' compares models of its own: drop --model.")
+    # with `data`, even the default goes through `where`: the recipe has no other
     if not any(asked.values()) and not recipe.data:
         return recipe
     known = recipe.data or {recipe.home: recipe.expected}
@@ -54,6 +56,7 @@ def get(name: str, *, data: str = "", root: str = "", model: str = "") -> Recipe
         recipe,
         name=f"{name} on {where.title}",
         measure=partial(recipe.measure, where=where),
+        # the recorded verdict is of the recipe's own model
         expected=None if model else known.get(where.set_name),
         where=where,
     )

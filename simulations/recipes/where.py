@@ -116,11 +116,13 @@ def cost(plays: Plays) -> str:
     Raises:
         FedSignError: the experiment cannot be played: its data are missing, or do not fit the model.
     """
+    # in a process of its own, whose peak memory is that of one training, and whose thread count is a training's
     found = on_all_cores({"timed": partial(_timed, plays.experiment)})["timed"]
     if isinstance(found, str):
         raise ConfigError(f"the recipe cannot be played there: {found} (model.name is --model here)")
     seconds, num_bytes = found
     rounds, processes = from_dict(dict(plays.experiment)).rounds, plays.processes or os.cpu_count() or 1
+    # fewer trainings than processes leave cores idle
     minutes = plays.trainings * rounds * seconds / min(processes, plays.trainings) / 60
     lasting = f"about {minutes:.0f} minutes" if minutes >= 1 else "less than a minute"
     return (
@@ -140,7 +142,9 @@ def _timed(experiment: Mapping[str, Any]) -> tuple[float, int] | str:
         _, first, last = (_seconds(experiment, rounds) for rounds in (1, 1, 1 + _TIMED_ROUNDS))  # one warm-up
     except FedSignError as error:  # as text, because not every exception can be pickled
         return in_options(error)
+    # ru_maxrss: bytes on macOS, KiB on Linux
     unit = 1 if sys.platform == "darwin" else 1024
+    # the difference of two runs cancels their set-up; max, as a busy machine may turn it around
     return max(last - first, 0.0) / _TIMED_ROUNDS, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 

@@ -96,6 +96,7 @@ def with_network(asked: Asked) -> Asked | None:
     found = measured(asked.per_group)
     if found is None:
         return None
+    # measured values are put in the options' places, in their format, so that both ways print and plot alike
     network, ranks = found
     intra, inter = (f"{bps / 1e9:.4g}Gbps" for bps in (network.intra_bps, network.inter_bps))
     return replace(asked, ranks=ranks, intra=intra, inter=inter, link=network.link)
@@ -140,6 +141,7 @@ def look(asked: Asked) -> Found:
             raise ConfigError(f"--{option} {text} was given; expected one of {', '.join(known)}.")
     if asked.t_comp < 0:
         raise ConfigError(f"--t-comp {asked.t_comp:g} was given; expected seconds, 0 or more.")
+    # `not ... >=`: NaN is refused, too
     if not asked.params >= 1:
         raise ConfigError(f"--params {asked.params:g} was given; expected a number of parameters, such as 65e9.")
     grouping = Grouping.of(ranks=asked.ranks or 0, per_group=asked.per_group)
@@ -178,6 +180,7 @@ def chart_of(found: Found) -> Chart:
         Series(
             name=name,
             x=[each.memory_bytes / 1e9 for of_row, each in rows if of_row == standing],
+            # 0 has no place on a logarithmic axis
             y=[max(each.step_s, y[0]) for of_row, each in rows if of_row == standing],
             labels=[each.strategy.name for of_row, each in rows if of_row == standing],
             mark="point",

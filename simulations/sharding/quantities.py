@@ -56,6 +56,7 @@ def fraction(text: str, *, option: str) -> float:
         ConfigError: it is not such a fraction.
     """
     try:
+        # Fraction reads both "1/16" and "0.003"
         value = Fraction(text.replace(" ", ""))
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)

@@ -77,5 +77,6 @@ def _over_rounds(target: Target) -> dict[str, NDArray[Any]]:
     return {
         "rounds": np.array([line["round"] for line in lines]),
         "layers": np.array(layers),
+        # float64 turns None, of a layer without a count, into NaN
         _FIGURE: np.array(values, dtype=np.float64),
     }

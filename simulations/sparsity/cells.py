@@ -38,6 +38,7 @@ class Cell:
     @property
     def id(self) -> str:
         """The hash."""
+        # without `words`: sweeps that call a training by other names share it
         return digest_of(self.config, steps=self.steps, samples=self.samples)
 
 
@@ -46,6 +47,7 @@ def loss_in(path: Path) -> float | None:
     try:
         found = read_json(path.read_text(encoding="utf-8"))[0]["loss"]
         return math.nan if found is None else float(found)
+    # a damaged file is like none: the cell is played again
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -72,9 +74,11 @@ def losses_of(cells: Sequence[Cell], folder: Path, *, workers: int | None = None
     with disk_errors(folder):
         (folder / "cells").mkdir(parents=True, exist_ok=True)
     with exclusive(folder / "lock", what=f"the sweep in {folder}"):
+        # under the lock: partial files of a living sweep must stay
         remove_partials(folder / "cells")
         pending = {path: cell for path, cell in zip(paths, cells, strict=True) if loss_in(path) is None}
         if pending:
+            # workers share the cores, whichever cell they play
             threads = max(cell.config.engine.threads for cell in cells)
             _play(pending, folder, workers or max(1, len(os.sched_getaffinity(0)) // threads))
     return [loss for loss in map(loss_in, paths) if loss is not None]

@@ -191,6 +191,7 @@ def values_of(text: str) -> list[float]:
         low, high = _number(first), _number(last)
         if not 0 < low < high:
             raise ValueError(text)
+        # 1e-9: log2 of a power of two may come out just below it
         return [low * 2.0**power for power in range(int(math.log2(high / low) + 1e-9) + 1)]
     except ValueError as error:
         raise ConfigError(

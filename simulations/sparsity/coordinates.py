@@ -98,6 +98,7 @@ def look(
         )
     sizes, changes = [], []
     for seed in range(config.seed, config.seed + seeds):
+        # per seed: data depend on the seed, but not on scheme and density
         first: Workload | None = None
         for scheme, density in product(schemes, densities):
             workload = Workload(variant(config, scheme, density, seed=seed))
@@ -107,6 +108,7 @@ def look(
             modules, of_modules, changes_of_modules = _watched(workload, steps)
             sizes.append(of_modules)
             changes.append(changes_of_modules)
+    # size, change: [schemes, densities, seeds, steps + 1, modules]
     shape = (seeds, len(schemes), len(densities), steps + 1, len(modules))
     size, change = (np.moveaxis(np.reshape(each, shape), 0, 2) for each in (sizes, changes))
     rows = [
@@ -135,6 +137,7 @@ def _summary(
         row: dict[str, Any] = {"scheme": scheme, "density": density}
         for what, values, step in (("start", size, 0), ("end", size, -1), ("change", change, 1)):
             own, first = values[i, j, :, step], values[i, 0, :, step]
+            # NaN where the first density's activation is 0, which has no ratio
             ratios = np.divide(own, first, out=np.full_like(own, np.nan), where=first != 0)
             row |= {f"{what}_low": float(ratios.min()), f"{what}_high": float(ratios.max())}
         rows.append(row | {"size_at_end": float(size[i, j, :, -1].mean())})
@@ -163,6 +166,7 @@ def _watched(workload: Workload, steps: int) -> tuple[Sequence[str], NDArray[np.
     probe = next(batches)
     first = _activations(model, modules, probe[0])
     sizes, changes = [_means(first)], [np.zeros(len(modules))]
+    # the first step is on the probe itself, which `next` has taken from the stream
     for features, targets in chain([probe], islice(batches, steps - 1)):
         optimizer.zero_grad()
         workload.training_task.loss(model(features), targets).backward()
@@ -184,6 +188,7 @@ def drawn_batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _means(activations: Sequence[Tensor]) -> NDArray[np.float64]:
+    # float64: ratios between densities are compared to a few digits
     return np.array([activation.abs().mean(dtype=torch.float64).item() for activation in activations])
 
 

@@ -25,6 +25,7 @@ def look(config: ExperimentConfig) -> dict[str, Any]:
         )
     plan = made.plan
     optimizer = optimizer_of(client.optimizer, model, client.lr, client.weight_decay)
+    # by identity: comparing parameters with == compares their elements
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     tensors = []
     for name, tensor in plan.tensors.items():

@@ -51,9 +51,11 @@ def alone(config: ExperimentConfig, steps: int) -> ExperimentConfig:
             f"partition.name={config.partition.name} was given with --steps, which trains in one place; drop --steps "
             "to play the experiment's rounds."
         )
+    # one client is no cohort to stack, and the sweep's workers already share the cores
     kept = {"local_steps": steps, "local_epochs": 0, "path": "sequential", "chunk": 0, "sharding": {}}
     data = config.model_dump(mode="json")
     return from_dict(
+        # sections of the federation get their defaults; [server] holds its optimizer and cohort
         {key: value for key, value in data.items() if key not in ("faults", "attack", "privacy", "server")}
         | {
             "rounds": 1,
@@ -97,6 +99,7 @@ class Trainings:
             return _federated(config)
         workload = Workload(alone(config, steps))
         if self._last is not None:
+            # cells of a worker mostly differ in a rate or a density
             workload.take_data(self._last)
         self._last = workload
         with intra_op_threads(config.engine.threads):
@@ -126,6 +129,7 @@ def _trained(workload: Workload) -> nn.Module:
         needed_versions=frozenset(),
     )
     with tempfile.TemporaryDirectory() as states:
+        # no copies: the model is not used again by the trainer
         reply = SequentialTrainer(workload, copies=False).train(request, ClientStore(Path(states)))
         model.load_state_dict({**model.state_dict(), **packing.whole(reply.tensors)})  # LISA replies with a part
     return model
@@ -136,6 +140,7 @@ def _validated(workload: Workload, model: nn.Module, samples: int) -> float:
     if held is None:
         raise ConfigError("data.validation_fraction=0 leaves no samples to choose by; raise it.")
     if 0 < samples < len(held):
+        # evenly spaced, not drawn: all cells are judged by the same samples
         held = held[np.linspace(0, len(held) - 1, samples).round().astype(np.int64)]
     return workload.evaluate(model, (held, None))["loss"]
 

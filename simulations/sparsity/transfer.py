@@ -34,6 +34,7 @@ from simulations.sparsity import training
 from simulations.sparsity.cells import Cell, losses_of
 from simulations.sparsity.coordinates import check_sweep, facts_of, variant
 
+# Losses are [schemes, widths, densities, values, seeds]; conditions = widths x densities.
 SETTINGS = {"rate": "client.lr", "init": "parameterization.init_std"}
 _AROUND = [2.0**power for power in range(-4, 5)]  # times the experiment's value
 _WIDTHS = ("width", "hidden", "channels")  # settings that determine a model's width; the first one present counts
@@ -99,9 +100,11 @@ def tune(config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int |
             "parameterization.densities was given, which stands before the densities that are tried; drop it from "
             "the experiment."
         )
+    # as the roles see it: the setting may be a list, or have another name
     own_width = roles_of_model(Workload(variant(config, asked.schemes[0], 1.0)).make_model()).width
     asked = _completed(config, asked, own_width)
     losses = losses_of(list(_cells(config, asked, own_width)), folder, workers=workers)
+    # in the order of `_cells`; then seeds last: [schemes, widths, densities, values, seeds]
     shape = (asked.seeds, len(asked.schemes), len(asked.widths), len(asked.densities), len(asked.values))
     return _found(config, asked, np.moveaxis(np.array(losses).reshape(shape), 0, -1))
 
@@ -176,6 +179,7 @@ def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[C
         of_condition = variant(wide, played, density, seed=seed)
         for index, value in enumerate(asked.values):
             tried = of_condition.replace(**{SETTINGS[asked.setting]: value})
+            # one check per condition: values and seeds change no component
             if seed == config.seed and index == 0:
                 last = training.check(tried, steps=asked.steps, like=last)
             words = {"scheme": played, "width": width, "density": density, SETTINGS[asked.setting]: value, "seed": seed}
@@ -235,6 +239,7 @@ def read_off(losses: NDArray[np.float64], values: Sequence[float]) -> list[Readi
     >>> [(each.best, each.moved, round(each.excess, 3)) for each in read_off(losses, [1, 2, 4])][1]
     (4.0, 1.0, 0.333)
     """
+    # infinity, not NaN: argmin must pass over values where any seed diverged
     finite = np.where(np.isfinite(losses), losses, np.inf)
     of_base, of_seeds = int(finite[0].mean(-1).argmin()), finite[0].argmin(0)
     found = []
@@ -244,6 +249,7 @@ def read_off(losses: NDArray[np.float64], values: Sequence[float]) -> list[Readi
         if not np.isfinite(means[best]):
             found.append(Reading())
             continue
+        # seed by seed against the base's same seed: both saw the same batches
         moves = [log2(values[own] / values[theirs]) for own, theirs in zip(condition.argmin(0), of_seeds, strict=True)]
         reading = Reading(
             best=float(values[best]),
@@ -253,6 +259,7 @@ def read_off(losses: NDArray[np.float64], values: Sequence[float]) -> list[Readi
             moved_low=min(moves),
             moved_high=max(moves),
             kept_loss=float(means[of_base]),
+            # mean of ratios, not ratio of means: seeds are paired
             excess=float((condition[of_base] / condition[best]).mean() - 1),
         )
         found.append(reading)
@@ -278,6 +285,7 @@ def transfer_figures(found: Found) -> dict[str, Draw]:
 
 def _line(name: str, values: Any, losses: Any, color: int) -> list[Series]:
     """Plot losses [values, seeds]; values with a diverged seed get no point."""
+    # NaN: one diverged seed makes the mean NaN, and the plot skips the point
     known = np.where(np.isfinite(losses), losses, np.nan)
     means, x = known.mean(-1), values.tolist()
     low, high = known.min(-1).tolist(), known.max(-1).tolist()
@@ -293,4 +301,5 @@ def _axis(losses: Any) -> Axis:
     if not known.size:
         return Axis(label="loss")
     low, high = float(known.min()), float(min(known.max(), _SHOWN * known.min()))
+    # 1e-9: the limits must differ even if all losses are equal
     return Axis(label="loss", limits=(low - 0.04 * (high - low) - 1e-9, high * 1.01))

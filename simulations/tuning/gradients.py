@@ -104,6 +104,7 @@ class Gradients:
         if found is None:
             found = {"digest_of": digest, **self._learn(config, seeds, steps=steps, rounds=rounds)}
             write_text(path, sealed_json(found))
+        # counted from the steps taken: a learning that diverged spent less
         spent = len(found["steps"]) * rounds * cost + len(seeds) * config.rounds
         return Learned(
             values={name: found["values"][name] for name in self.names},
@@ -119,10 +120,12 @@ class Gradients:
 
     def cost(self, config: ExperimentConfig, *, rounds: int) -> float:
         """Measure the cost of a differentiated round, in plain rounds."""
+        # a few rounds suffice: both counts are proportional to the number of rounds
         asked = learning.Asked(names=self.names, rounds=min(rounds, _COUNTED_ROUNDS), method=self.method)
         counted = learning.Learning(config, asked)
         problem, meta = counted.problem(), counted.start
         method = plugins.build("hypergradient", self.method, {})
+        # random directions cost the same, whichever they are
         rng = torch_generator(config.seed, Purpose.LEARNING)
         step = _operations(lambda: method(problem, meta, generator=rng))
         return round(step / _operations(lambda: final_state(problem, meta)), 2)
@@ -136,9 +139,11 @@ class Gradients:
             for step in first.steps(others):
                 trajectory.append(step)
         except RoundError:
+            # it diverged with the experiment's own settings: nothing was learned
             if not trajectory:
                 raise
             diverged = True
+        # four digits, as in a search
         values = {name: float(f"{trajectory[-1][name]:.4g}") for name in self.names}
         return {"values": values, "seconds": time.monotonic() - begun, "steps": trajectory, "diverged": diverged}
 

@@ -66,6 +66,7 @@ def tune(
     learned = None
     if asked.gradients is not None:
         budget = asked.trials * len(asked.tuning_seeds) * config.rounds
+        # before hours of learning, whose result would have no place
         check_is_free(folder, (FILE,))
         learned = asked.gradients.learn(tried, asked.tuning_seeds, folder, budget=budget)
     make = partial(make_plan, config, tried, asked, learned, environment=environment(asked.trials))
@@ -76,6 +77,7 @@ def tune(
 
 def found_config(config: ExperimentConfig, done: Comparison) -> ExperimentConfig:
     """Return the experiment with the settings of the best trial on validation samples."""
+    # exactly one: `play_plan` returns when all trials have ended
     (choice,) = [trial.choice for trial in done.summary().trials if trial.chosen and trial.strategy == FOUND]
     return config.replace(**choice)
 
@@ -109,6 +111,7 @@ def make_plan(
             )
         )
     finals = []
+    # seed by seed, so that an interrupted comparison has pairs
     for seed, (name, choice) in itertools.product(asked.seeds, choices.items()):
         own = config.replace(seed=seed, **{"data.validation_fraction": 0.0, **choice})
         finals.append((cell_of(own, {}, choice, name=name), own))

@@ -21,6 +21,7 @@ from strategies.flower.common import arguments
 @declares(search_space={"q": "1e-3..5:log"})
 def qfedavg(*, q: Annotated[float, Field(ge=0)] = 0.1) -> Deferred:
     """q-FedAvg with L = 1 / client.lr."""
+    # deferred: L = 1 / client.lr is known only with the whole configuration
     return Deferred(
         make=lambda config: flower.QFedAvg(
             client_learning_rate=config.client.lr, q=q, train_loss_key="train-loss", **arguments()

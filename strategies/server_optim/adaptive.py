@@ -36,6 +36,7 @@ class AdaptiveOptimizer(ServerOptimizer):
 
     def update(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
         """lr m / (sqrt(v) + tau)."""
+        # minus: Delta = -g
         memory["first_moment"] = self.beta1 * memory["first_moment"] - (1 - self.beta1) * gradient
         memory["second_moment"] = self.second_moment(memory["second_moment"], gradient.square())
         return self.lr * memory["first_moment"] / (memory["second_moment"].sqrt() + self.tau)

@@ -37,6 +37,7 @@ class ServerOptimizer:
             # moments of small pseudo-gradients would underflow in half precision
             before = served[name].to(torch.promote_types(served[name].dtype, torch.float32))
             if name not in self._memory:
+                # the paper requires v_{-1} >= tau^2
                 starts = {slot: self.initial if slot == "second_moment" else 0.0 for slot in self.slots}
                 self._memory[name] = {slot: torch.full_like(before, start) for slot, start in starts.items()}
             stepped[name] = (before + self.update(before - target[name], self._memory[name])).to(served[name].dtype)

@@ -24,6 +24,7 @@ from simulations.deployment.progress import Progress
 from simulations.deployment.refusals import refused
 
 SUPERLINK = "SuperLink"  # in members.jsonl, in place of a site; no site can have this name
+# anchored and short: these texts end up in the server's terminal and in members.jsonl
 _VERSIONS = TypeAdapter(dict[str, Annotated[str, StringConstraints(pattern=r"^[\w.+!-]{1,40}$")]])
 
 
@@ -31,9 +32,11 @@ def hooks_of(grid: Grid, folder: RunFolder, federation: Federation | None, progr
     """Return the hooks of a run on a federation, or on the run's own SuperNodes."""
 
     def note(event: Mapping[str, str]) -> None:
+        # here, at the one place where events are written: their texts may quote a site
         told = {key: printable(value) for key, value in event.items()}
         folder.append("members.jsonl", {"round": len(folder.rounds()) + 1, **told})
 
+    # the run's own SuperNodes have no keys, and nobody asks for their status
     if federation is None or progress is None:
         return SiteHooks(note=note, judge=judge)
     return SiteHooks(note=note, judge=judge, members=members_of(federation, grid, note), watch=progress)
@@ -73,13 +76,16 @@ def members_of(federation: Federation, grid: Grid, note: Note = lambda event: No
 
     def members() -> list[Member]:
         nonlocal certificate, known
+        # Counter's difference keeps increases only: a restarted SuperLink counts from 0 again
         before, known = known, refused(federation)
         for (site, why), count in (known - before).items():
             note({"site": site, "event": "refused", "why": f"{count} {why}"})
+        # `deploy renew` replaces the file, while the SuperLink keeps the certificate that it started with
         if (now := federation.certificate.read_bytes()) != certificate:
             certificate = now
             why = f"its certificate is valid until {ends_at(federation.certificate):%Y-%m-%d}, once it is started again"
             note({"site": SUPERLINK, "event": "renewed", "why": why})
+        # by key, which a node cannot choose, unlike the partition and the name that it claims
         node_of = {node.public_key: node.node_id for node in cast(HttpGrid, grid).get_nodes()}
         return [
             Member(
@@ -89,6 +95,7 @@ def members_of(federation: Federation, grid: Grid, note: Note = lambda event: No
                 site.is_active,
                 site.max_examples,
             )
+            # read again in every round: sites join and are revoked during a run
             for site in open_federation(federation.folder).sites
         ]
 

@@ -48,10 +48,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Play all rounds of the experiment in the run configuration."""
     told = {key: str(value) for key, value in context.run_config.items()}
+    # before anything else: Flower's own threads would keep a ServerApp without SuperLink or command alive
     end_with(os.getppid())
     end_with(int(told[FOLLOWER_KEY]))
     os.chdir(told[WORKING_KEY])
     folder = RunFolder(Path(told[FOLDER_KEY]))
+    # before the check below: a newer submission either finds this process or is seen by it, see `end_server_app`
     record_this_process(folder.path / PID)
     if told[SUBMISSION_KEY] != (folder.path / SUBMISSION).read_text(encoding="utf-8"):
         return  # the run was submitted again; see `submission.play`
@@ -59,28 +61,32 @@ def main(grid: Grid, context: Context) -> None:
         with quiet_flower():
             _play(SuperLinkGrid(cast(HttpGrid, grid)), told[EXPERIMENT_KEY], folder, name=told[RUN_KEY])
     except Exception as error:
+        # the command raises the error again by the name of its class
         kind = type(error).__name__
         said = str(error) if isinstance(error, FedSignError) else f"{kind}: {error}"
         folder.write_json(OUTCOME, {"status": "failed", "kind": kind, "error": said})
-        raise
+        raise  # Flower must mark the run as failed, too
     folder.write_json(OUTCOME, {"status": "finished"})
 
 
 def _play(grid: Grid, config_toml: str, folder: RunFolder, *, name: str) -> None:
     workload = workload_of(config_toml)
     config = workload.config
+    # the number of threads decides the order of sums, and thereby the bits of the evaluation
     torch.set_num_threads(config.engine.threads)
     timeout_s, question = config.engine.settings["start_timeout_s"], {TOKENIZER_KEY: fingerprint(workload.dataset.text)}
     home, at_least = config.engine.settings["federation"], config.server.min_replies
     federation = open_federation(Path(home)) if home else None
     progress = None
     if federation is not None:
+        # or files of finished runs would pile up, and every `deploy status` read them
         forget_over(federation)
         progress = Progress(federation, name, folder.path, num_rounds=config.rounds)
     hooks = hooks_of(grid, folder, federation, progress)
     partitions = called(grid, workload, timeout_s=timeout_s, question=question, hooks=hooks, at_least=at_least)
     if progress is not None:
         progress.remarks = partitions.remarks
+    # needs the roll call: labels lie at the sites
     complete_partition(folder, label_counts(partitions.answers), num_clients=config.partition.num_clients)
     try:
         RoundLoop(workload, partitions, folder).run()
@@ -98,6 +104,7 @@ def label_counts(answers: Mapping[int, ConfigRecord]) -> dict[int, list[int]]:
     for client, answer in answers.items():
         try:
             counts = _COUNTS.validate_json(str(answer.get(COUNTS_KEY, "{}")))
+        # a site's reply is untrusted text, and a broken one must not end the run
         except ValueError as error:
             _log.warning("the label counts of client %d are left out: %s", client, str(error).replace("\n", " "))
         else:
@@ -107,6 +114,7 @@ def label_counts(answers: Mapping[int, ConfigRecord]) -> dict[int, list[int]]:
 
 def complete_partition(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:
     """Complete partition.json once every site has shared its counts."""
+    # all or nothing: figures of a few sites would pass for the whole partition
     if len(counts) == num_clients:
         known = {key: value for key, value in folder.partition.items() if key != "counts_are_private"}
         folder.write_json("partition.json", {**known, "counts": [counts[site] for site in range(num_clients)]})

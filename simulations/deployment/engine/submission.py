@@ -40,6 +40,7 @@ from simulations.rounds import OnRound
 
 _SERVER_APP = "simulations.deployment.engine.server_app:app"
 _POLL_S = 0.2
+# a status is a request to the SuperLink, a look only reads a pid file
 _STATUS_EVERY_S, _LOOKS_EVERY_S = 15.0, 1.0
 _log = logging.getLogger("fedsign")
 
@@ -67,7 +68,9 @@ def play(
     try:
         while True:
             has_ended = outcome.exists()  # checked before reading: no records can follow
+            # before the rounds: what happened to sites in a round belongs above its line
             num_told = tell_events(folder, num_told)
+            # the size is one system call; reading thousands of records five times a second would load the disk
             if (size := size_of(folder.path / "rounds.jsonl")) != read:
                 for line in folder.rounds()[num_seen:]:
                     on_round(line)
@@ -82,6 +85,7 @@ def play(
             if time.monotonic() - heard_at > _STATUS_EVERY_S:
                 heard_at = time.monotonic()
                 status = link.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
+                # the second look: the ServerApp may have written it since the first
                 if status.status == Status.FINISHED and not outcome.exists():
                     raise EngineError(
                         f"the ServerApp ended without a result (Flower says '{status.status}:{status.sub_status}'); "
@@ -124,6 +128,7 @@ def end_server_app(folder: RunFolder) -> None:
 
 def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:
     """Write the run's app into its folder; the ServerApp does not outlive this process."""
+    # an earlier submission's outcome would end this one at once
     (folder.path / OUTCOME).unlink(missing_ok=True)
     told = {
         FOLDER_KEY: str(folder.path.resolve()),
@@ -140,6 +145,7 @@ def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:
 
 def _name_of(folder: RunFolder) -> str:
     """Return the run's name at the nodes: unique, and the same whenever the run is resumed."""
+    # nodes keep client states under this name: a new name on resume would lose them
     path = folder.path / "name"
     if not path.exists():
         write_text(path, f"{folder.path.resolve().name}-{uuid.uuid4().hex[:12]}")

@@ -56,9 +56,11 @@ class LocalDeployment(Programs):
 
     def __init__(self, home: Path, logs: Path) -> None:
         for path in (home, logs):
+            # of an earlier attempt: Flower's home would hold its database, the logs its last words
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
         super().__init__(logs, flower_environment(home))
+        # chosen here, since the SuperNodes must know it before the SuperLink listens
         self._home, self._port = home, free_port()
         self.address = f"{_LOOPBACK}:{self._port}"
 
@@ -142,6 +144,7 @@ class SuperLink:
         local = LocalDeployment((folder.path / "flower").resolve(), folder.path / "logs")
         try:
             local.start_link(timeout_s=self.start_timeout_s)
+            # without waiting for each: the roll call waits for all
             for index, own in enumerate(self._node_configs(workload.config, folder)):
                 local.start_node(f"supernode-{index}", own)
             with control(local.address, authority=None) as link:
@@ -152,9 +155,11 @@ class SuperLink:
     def _node_configs(self, config: ExperimentConfig, folder: RunFolder) -> Iterator[dict[str, Any]]:
         """Return the node configuration of each SuperNode; only its own one is told a site's folder."""
         num_clients = config.partition.num_clients
+        # a SuperNode reads one data root, so that each site needs its own
         num_nodes = num_clients if sites.has_sites(config) else min(self.num_supernodes, num_clients)
         for node in range(num_nodes):
             own: dict[str, Any] = {
+                # dealt in turn: cohorts of neighboring ids spread over all SuperNodes
                 PARTITIONS_KEY: ",".join(map(str, range(node, num_clients, num_nodes))),
                 STATE_KEY: str(folder.clients.resolve()),
                 SHARE_KEY: self.share_details,
@@ -180,6 +185,7 @@ def _play_on(
             with asking(federation) as link:
                 play(config, folder, on_round, link=link, check_alive=partial(_check_same_link, federation, process))
         except LinkLostError:
+            # psutil compares start times as well as ids
             if process_of(federation) == process:
                 raise  # it is up, but does not answer
             _log.warning(
@@ -187,10 +193,12 @@ def _play_on(
                 patience_s,
                 federation.server / "start.sh",
             )
+            # Before the rewind: the old ServerApp may still append records. It may outlive its SuperLink by a moment.
             _wait_for(federation, folder, patience_s)
             end_server_app(folder)
             round = checkpoints.rewind(folder)
             told = {"site": SUPERLINK, "event": "restarted", "why": f"the run goes on after round {round}"}
+            # after the rewind, which has dropped events that were told already
             num_told = len(folder.records("members.jsonl"))
             folder.append("members.jsonl", {"round": round + 1, **told})
             tell_events(folder, num_told)
@@ -258,4 +266,5 @@ def _check_is_up(federation: Federation) -> None:
             f"the SuperLink runs as user {other}, who writes the run's folder, but this is {getpass.getuser()}; run "
             f"this command as {other} too: sudo -u {other} fedsign run ..."
         )
+    # another program may listen on the port of a SuperLink that is still starting
     look_at_server(federation.local_host, federation.port, authority=federation.trusted)

@@ -89,6 +89,7 @@ def _tuned(name: str, where: Where) -> float:
     """Return the setting with the best validation accuracy, averaged over the tuning seeds."""
     held_out = merged(_default_on(where), {"data": {"validation_fraction": 0.2}})
     cells = {
+        # `means` groups by a name
         (str(setting), seed): merged(held_out, _trial(name, setting, seed))
         for setting in _TRIALS[name]
         for seed in _TUNING_SEEDS
@@ -177,6 +178,7 @@ def one_test_set(seed: int) -> Dataset:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
+    # not `seed`: one test set for all seeds
     order = np.random.default_rng(0).permutation(len(labels))
     samples = Samples(features=torch.from_numpy((pixels / 16.0).astype(np.float32)), targets=torch.from_numpy(labels))
     class_names = tuple(str(digit) for digit in range(10))

@@ -35,6 +35,7 @@ _PUBLISHED = {"mlp_iid": 0.8838, "mlp_shards": 0.7349, "cnn_iid": 0.9728, "cnn_s
 
 def mlp(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """An MLP of 64 hidden units with dropout; it outputs probabilities."""
+    # dropout before the ReLU, as in the repository
     layers = [nn.Flatten(), nn.Linear(28 * 28, 64), nn.Dropout(), nn.ReLU(), nn.Linear(64, num_outputs)]
     return nn.Sequential(*layers, nn.Softmax(dim=1))
 
@@ -66,6 +67,7 @@ def first_four_fifths(train: AnySamples, num_clients: int, rng: np.random.Genera
     """
     order = rng.permutation(len(train))
     if by_label:
+        # stable, after a shuffle: random within each label
         order = order[np.argsort(class_labels(train, name="first_four_fifths")[order], kind="stable")]
     shards = np.array_split(order, 2 * num_clients)
     pairs = rng.permutation(2 * num_clients).reshape(num_clients, 2)

@@ -57,6 +57,7 @@ _RIVALS = {"fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "feddyn": "
     | {f"least_over_{name}": 0.0 for name in _RIVALS}
     | {f"p_over_{name}": 1.0 for name in _RIVALS},
     data={"digits": Verdict.DOES_NOT_HOLD, "synthetic": None, "cifar10": None, "cinic10": None},
+    # a lambda: the function is defined below
     plays=lambda quick, where: _table_plays(quick, where),
 )
 def fedsign_table(quick: bool, where: Where) -> Shown:
@@ -91,6 +92,7 @@ def fedsign_table(quick: bool, where: Where) -> Shown:
     tests = {pair.first: pair for pair in standings(summary).pairs if pair.second == "fedsign"}  # which is the last
     for name in _RIVALS:
         metrics[f"least_over_{name}"] = least_difference(summary, "fedsign", name)
+        # a pair's difference is first - second, here another strategy minus FedSign
         metrics |= {f"over_{name}": -tests[name].difference.mean, f"p_over_{name}": tests[name].p}
     return metrics, summary.path / "report.html"
 
@@ -228,6 +230,7 @@ _TOLD = {
     "flower_krum:strategy.num_malicious_nodes": _MALICIOUS,
     "flower_multikrum:strategy.num_malicious_nodes": _MALICIOUS,
     "flower_multikrum:strategy.num_nodes_to_select": _CLIENTS - _MALICIOUS - 2,
+    # by samples, malicious clients could claim more than they have
     "flower_multikrum:strategy.weighting": "uniform",
     "flower_fedtrimmedavg:strategy.beta": _MALICIOUS / _CLIENTS,
 }
@@ -283,14 +286,17 @@ def robust_table(quick: bool, where: Where = AT_HOME) -> Shown:
             "partition": [{**_SPLITS[split], "num_clients": _CLIENTS} for split in splits],
             "attack": [{**_ATTACKS[attack], "fraction": _MALICIOUS / _CLIENTS} for attack in attacks],
         },
+        # settings of a strategy that is not compared are refused
         settings={key: value for key, value in _TOLD.items() if key.partition(":")[0] in map(_RULES.get, rules)},
     )
     metrics = {
         f"{rule}_{attack}_{split}": sum(value or 0.0 for value in entry.values) / entry.num_seeds
+        # entries are in the order of the grid's axes, then of the strategies
         for (split, attack, rule), entry in zip(product(splits, attacks, rules), summary.entries, strict=True)
     }
     for attack, rule in product(attacks[1:], rules):
         losses = [metrics[f"{rule}_none_{split}"] - metrics[f"{rule}_{attack}_{split}"] for split in splits]
+        # the worse split for each claim: FedAvg has to fall on both, the robust rules on neither
         metrics[f"{rule}_loss_by_{attack}"] = min(losses) if rule == "fedavg" else max(losses)
     return metrics, summary.path / "report.html"
 

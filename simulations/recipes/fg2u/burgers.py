@@ -52,6 +52,7 @@ def exact(x: Array, t: Array, *, advection: float, viscosity: float) -> Array:
     """Solve by Cole-Hopf, [times, points]. Theta's Fourier coefficients are Bessel functions I_n(c), scaled by
     exp(-c).
     """
+    # exp(-c), the scale of `ive`, cancels in slope / theta; unscaled, I_n(c) overflows from c = 700 on
     n = np.arange(_HEAT_MODES)
     coefficients = ive(n, advection / (2 * np.pi * viscosity)) * (-1.0) ** n * np.where(n, 2, 1)
     decayed = coefficients * np.exp(-((n * np.pi) ** 2) * viscosity * t[:, None])
@@ -69,6 +70,7 @@ def solution(first: Array, t: Array, *, advection: float, viscosity: float) -> A
     num_points = len(first)
     modes = (num_points - 1) // 3 + 1
     wave = np.pi * np.arange(modes)
+    # u u_x = (u^2)_x / 2, which is a product with i k in Fourier space
     decay, push = -viscosity * wave**2, -0.5j * advection * wave
     diagonal = np.repeat(decay, 2)[None]  # real and imaginary parts are interleaved
 
@@ -78,11 +80,13 @@ def solution(first: Array, t: Array, *, advection: float, viscosity: float) -> A
         return np.asarray((decay * modes_of_u + push * fft.rfft(u * u)[:modes]).view(np.float64))
 
     with warnings.catch_warnings():
+        # odeint only warns when it fails, and returns what it has
         warnings.simplefilter("error", ODEintWarning)
         found = odeint(
             slope,
             fft.rfft(first)[:modes].copy().view(np.float64),
             t,
+            # of the diffusion alone: leaving out the smooth advection costs steps, not accuracy
             Dfun=lambda state, _: diagonal,
             ml=0,
             mu=0,
@@ -137,6 +141,7 @@ def derivatives(weights: Tree, x: Tensor, t: Tensor) -> Tensor:
     """
     angle, zero = torch.pi * x, torch.zeros_like(x)
     sine, cosine = angle.sin(), angle.cos()
+    # [4, n, features]: the value and its derivatives by x, xx and t, pushed through the layers together
     carried = torch.stack(
         [
             torch.stack([sine, cosine, t], 1),

@@ -238,6 +238,7 @@ def one_shot_federation(quick: bool) -> Metrics:
             found = [shots[number, alpha, seed] for seed in seeds]
             metrics[f"{name}_one_shot_{number}"] = fmean(accuracy for accuracy, _ in found)
             metrics[f"{name}_one_shot_{number}_bytes"] = max(size for _, size in found)
+        # the largest shot that costs no more than a round
         most = max(number for number in kinds if metrics[f"{name}_one_shot_{number}_bytes"] <= a_round)
         begun = _one_shots([(most, alpha, seed) for seed in seeds], steps=0)
         over = paired_difference([shots[cell][0] for cell in begun], [accuracy for accuracy, _ in begun.values()])
@@ -266,6 +267,7 @@ _Shot = tuple[int, float, int]  # images per class, alpha, seed
 
 def _one_shots(cells: Sequence[_Shot], *, steps: int) -> dict[_Shot, tuple[float, int]]:
     """Return accuracy and bytes of each shot. All clients run in parallel, the longest first."""
+    # callers list the cells with the most images first, which take longest
     configs = {cell: settings(_FG2U, cell[2], steps=steps, images_per_class=cell[0]) for cell in cells}
     sent = on_all_cores(
         {
@@ -277,6 +279,7 @@ def _one_shots(cells: Sequence[_Shot], *, steps: int) -> dict[_Shot, tuple[float
     for cell in cells:
         images, labels = map(torch.cat, zip(*(sent[cell, client] for client in range(_CLIENTS)), strict=True))
         accuracy = Condensation(configs[cell]).evaluate({IMAGES: images}, labels=labels)
+        # what travels: float32 images and int64 labels
         found[cell] = accuracy, images.nbytes + labels.nbytes
     return found
 
@@ -285,6 +288,7 @@ def _sent(config: CondensationConfig, alpha: float, client: int) -> tuple[Tensor
     """Return a client's images and labels."""
     work = Workload(experiment_of(_experiment(alpha, config.seed)))
     condensation = Condensation(config, replace(work.dataset, train=work.samples_of(client)))
+    # a client condenses only the classes that it has
     return _images(condensation), condensation.labels
 
 

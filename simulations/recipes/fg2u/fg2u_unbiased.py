@@ -56,6 +56,7 @@ def fg2u_unbiased(quick: bool) -> Metrics:
     generator = torch.Generator().manual_seed(1)
     gradient = _flat(rgu()(inner, meta, generator=generator).gradient)
     size, squared = gradient.numel(), float(gradient.square().sum())
+    # [2^N, N]: all Rademacher vectors, so that the expectation is a finite mean
     signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=size)), dtype=torch.float64)
     exact = _flat(forward_exact(memory_bytes=_MEMORY)(inner, meta, generator=generator).gradient)
     metrics = {"forward_error": float((exact - gradient).norm() / gradient.norm())}
@@ -65,6 +66,7 @@ def fg2u_unbiased(quick: bool) -> Metrics:
     count = 2_000 if quick else 20_000
     for num_directions in (1, 4):
         drawn = torch.randn(count * num_directions, size, generator=generator, dtype=torch.float64)
+        # b directions share one estimate, their mean
         means = _estimates(inner, meta, drawn).reshape(count, num_directions, size).mean(1)
         expected = 1 + directions.relative_variance("gaussian", size=size, count=num_directions)
         measured = float(means.square().sum(1).mean()) / squared
@@ -98,6 +100,7 @@ def problem() -> tuple[Problem, Tree]:
 
 
 def _estimates(inner: Problem, meta: Tree, vectors: Tensor) -> Tensor:
+    # [vectors, N]: g_hat = (g . v) v for each direction v
     return slopes_along(inner, meta, unflattened(vectors, meta), memory_bytes=_MEMORY).slopes[:, None] * vectors
 
 

@@ -87,6 +87,7 @@ class Library:
 
         def outer(state: Tree, _: Tree) -> Tensor:
             now = self.reader.logits(state[THETA], kept).log_softmax(-1)
+            # torch's kl_div(input, target) is KL(target || input): what the original model believed must stay likely
             divergence = functional.kl_div(now, before, reduction="none", log_target=True).sum(-1).mean()
             losses = self.reader.losses(state[THETA], read.tokens, read.targets)
             return losses[read.is_answer].mean() + _DIVERGENCE * divergence
@@ -100,6 +101,7 @@ class Library:
         generator = torch_generator(0, Purpose.EVALUATION)
         order, size = torch.randperm(len(own), generator=generator).tolist(), _LONG // reading.PASSAGES_OF_EXCERPT
         found = []
+        # disjoint streams
         for first in range(0, len(order) - size + 1, size)[:num_streams]:
             read = reading.stream([own[at] for at in order[first : first + size]])
             inner = adaptation(self.reader, start=self.theta, lr=lr, weigh=weigh)
@@ -179,6 +181,7 @@ def learned(
     """Learn the weight model for a number of outer steps; `after`: the number of earlier ones."""
 
     def take(step: int, meta: Tree) -> Hypergradient:
+        # one generator, first for the problem and then for the directions: all methods see the same streams
         generator = torch_generator(seed, Purpose.LEARNING, round=after + step + 1)
         return method(library.problem(depth, lr=lr, generator=generator), meta, generator=generator)
 

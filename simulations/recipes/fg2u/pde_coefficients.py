@@ -43,6 +43,7 @@ SOLVERS, NETWORKS = ("quadrature", "random"), ("fresh", "continued")
 _ADVECTION, _VISCOSITY = 1.0, 0.1 / np.pi
 _X, _T = grid(128), np.linspace(0, 1, 64)
 _TRUE = torch.from_numpy(exact(_X, _T, advection=_ADVECTION, viscosity=_VISCOSITY))
+# 12 minus the ends: the first time is given, and x = -1 has u = 0 for all coefficients
 _SEEN_T, _SEEN_X = (torch.linspace(0, size - 1, 12).long()[1:-1] for size in _TRUE.shape)
 _RATE, _WIDTHS, _POINTS, _NETWORK_RATE, _FIRST_WEIGHT = 0.03, (32, 32), 128, 0.01, 10.0
 
@@ -103,6 +104,7 @@ def pde_coefficients(quick: bool) -> Shown:
 
 def _time_ratio(solver: Discovery, other: Discovery) -> float:
     """Return when the solver's error stays below the other's final one, over the other's time; infinity if never."""
+    # "stays": an error may dip below by chance and rise again
     above = [step for step, error in enumerate(solver.errors) if error > other.errors[-1]]
     at = above[-1] + 1 if above else 0
     return solver.seconds[at] / other.seconds[-1] if at < len(solver.seconds) else float("inf")
@@ -193,6 +195,7 @@ def by_network(seed: int, steps: int, *, depth: int, goes_on: bool) -> Discovery
         )
         found = method(problem, meta, generator=generator)
         if goes_on:
+            # with Adam's moments: the training goes on as one
             inner = From(inner=training, state=found.state)
         return found
 
@@ -211,4 +214,5 @@ def _points(t: Tensor, x: Tensor) -> list[Tensor]:
 def _drawn(generator: torch.Generator) -> Tensor:
     """Draw points (x, t) for a step of the network."""
     drawn = torch.rand(_POINTS, 2, generator=generator, dtype=torch.float64)
+    # x in [-1, 1), t in [0, 1)
     return torch.stack([2 * drawn[:, 0] - 1, drawn[:, 1]], 1)

@@ -54,7 +54,9 @@ def texts() -> Texts:
     """Sort documents by length: every second one is for training; the others alternate between judging and learning."""
     from pydoc_data.topics import topics
 
+    # by length and name, which does not depend on the order in the module
     names, seen = sorted(topics, key=lambda name: (-len(topics[name]), name)), set[str]()
+    # judging first: a paragraph that several documents share is dropped from those that train on it
     judging, learning, pretraining = (
         [_unseen(topics[name], seen) for name in part] for part in (names[3::4], names[1::4], names[::2])
     )
@@ -77,6 +79,7 @@ def _unseen(text: str, seen: set[str]) -> str:
 def windows(text: str) -> tuple[Tensor, Tensor]:
     """Return tokens and targets [n, LENGTH]; the rest at the end is dropped."""
     tokens = torch.tensor(texts().tokenizer.encode(text))
+    # - 1: the last window needs a target for its last token
     end = (len(tokens) - 1) // LENGTH * LENGTH
     return tokens[:end].view(-1, LENGTH), tokens[1 : end + 1].view(-1, LENGTH)
 
@@ -106,6 +109,7 @@ def _of_document(text: str, reader: Reader, theta: Tensor) -> Iterator[Excerpt]:
     features = _features(text, words, places, reader.logits(theta, tokens), targets)
     for first in range(0, len(tokens) - size + 1, size):
         read, asked = (list(range(first + part, first + size, 2)) for part in (0, 1))
+        # words that begin in a passage; a word cut off at a passage's start was not read as a whole
         told = {words[at] for window in read for at in _characters(window) if places[at] == 0}
         is_answer = [
             [words[at] in told and at - places[at] in _characters(window) for at in _characters(window)]
@@ -140,6 +144,7 @@ def _features(text: str, words: Sequence[str], places: Sequence[int], logits: Te
     the
     model has seen that word.
     """
+    # feature i belongs to target i, which is character i + 1
     end = targets.numel() + 1
     logs = logits.log_softmax(-1)
     surprise = -logs.gather(-1, targets[..., None])
@@ -151,5 +156,6 @@ def _features(text: str, words: Sequence[str], places: Sequence[int], logits: Te
         [float(bool(word)) for word in words[1:end]],
         [log(1 + counts[word]) / 4 if word else 0.0 for word in words[1:end]],
     ]
+    # [n, LENGTH, features]
     columns = [torch.tensor(each).view(*targets.shape, -1) for each in of_text]
     return torch.cat([surprise / 2, entropy / 2, *columns], dim=-1)

@@ -56,6 +56,7 @@ def lines() -> dict[str, list[dict[str, str]]]:
     found: dict[str, list[dict[str, str]]] = {}
     for silo in SILOS:
         found[silo] = []
+        # by name alone: functions cannot be compared
         for name, thing in sorted(_things(silo), key=lambda pair: pair[0]):
             answer = _first_sentence(thing)
             if answer is not None and answer.lower() not in seen:
@@ -105,6 +106,7 @@ def _first_sentence(thing: Any) -> str | None:
         return None
     first = " ".join(inspect.cleandoc(doc).split("\n\n")[0].split())
     sentence = first.partition(". ")[0].rstrip(".:") + "."
+    # C functions begin their docstring with a signature
     is_signature = any(mark in sentence for mark in ("->", " = ")) or "(" in sentence.split(" ")[0]
     is_cut = sentence.endswith(("e.g.", "i.e.", " vs."))
     return sentence if _SHORTEST <= len(sentence) <= _LONGEST and not is_signature and not is_cut else None

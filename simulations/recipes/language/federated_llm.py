@@ -78,6 +78,7 @@ def federated_llm(quick: bool) -> Metrics:
         docstrings.write(folder / "lines")
         small_llama.write(folder / "base", steps=pretraining_steps)
         cells = {(*kind, seed): cell(folder, *kind, seed, rounds) for seed in seeds for kind in kinds}
+        # apart: `all_rounds` deletes its run folders, and this one is exported
         shown = run({**cells.pop(_SHOWN), "callbacks": [], "results": {"root": str(folder / "runs")}})
         work = Workload(from_dict(cell(folder, *_SHOWN, 1)))
         pretrained = work.evaluate(work.make_model())["loss"]
@@ -134,6 +135,7 @@ def _of_export(done: Run, folder: Path) -> dict[str, float]:
         error = (theirs(tokens).logits - ours(tokens)).abs().max().item()
         said = theirs.generate(tokens, max_new_tokens=_NEW_TOKENS, min_new_tokens=_NEW_TOKENS, do_sample=False)
         for _ in range(_NEW_TOKENS):
+            # what `min_new_tokens` does: no end before the last word
             logits = ours(tokens)[:, -1].index_fill(1, torch.tensor([tokenizer.eos_token_id]), -torch.inf)
             tokens = torch.cat([tokens, logits.argmax(dim=1, keepdim=True)], dim=1)
     return {"export_logits_error": error, "export_same_tokens": (said == tokens).float().mean().item()}

@@ -73,6 +73,7 @@ def write_tokenizer(texts: Path, folder: Path) -> None:
 
     trained = ByteLevelBPETokenizer()
     files = [str(path) for path in sorted(texts.iterdir())]
+    # sorted: the order of a folder's entries differs between file systems
     trained.train(files, vocab_size=_VOCABULARY, min_frequency=0, show_progress=False, special_tokens=[_END])
     tokenizer = Tokenizer.from_str(trained.to_str())
     marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), _END)

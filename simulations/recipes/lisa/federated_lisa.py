@@ -24,6 +24,7 @@ from simulations.recipes.cells import all_rounds, best_settings, by_name, final_
 from simulations.recipes.lisa.fine_tuning import PRETRAINING_STEPS, experiment, moment_bytes, share_of_gain, write_base
 
 _STEPS, _ROUNDS, _SEEDS = 10, 10, (1, 2, 3)
+# period = local steps: one draw per round
 _LISA = {"name": "lisa", "num_sampled_layers": 2, "period": _STEPS}
 _LOW = (5e-4, 1e-3, 2e-3)
 _METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, and rates to try
@@ -63,6 +64,7 @@ def federated_lisa(quick: bool) -> Metrics:
         sweep = {
             (name, rate): _cell(name, rate, 0, starts[0]) for name, (_, rates) in _METHODS.items() for rate in rates
         }
+        # last=1: the loss after the last round is the claim's; earlier rounds are still falling
         best = best_settings(final_values(all_rounds(sweep), "loss", last=1))
         starts = {seed: write_base(folder, seed, PRETRAINING_STEPS) for seed in _SEEDS}
         runs = {(name, seed): _cell(name, best[name], seed, starts[seed]) for name in _METHODS for seed in _SEEDS}
@@ -77,6 +79,7 @@ def _metrics(runs: Mapping[tuple[str, int], list[Record]], starts: Mapping[int, 
         metrics |= {f"{name}_loss": fmean(losses[name]), f"{name}_perplexity": fmean(perplexities[name])}
         metrics[f"{name}_moments_mb"] = moment_bytes(_METHODS[name][0]) / 1e6
         for way in ("up", "down"):
+            # per client: bytes of a round are of its whole cohort
             num_bytes = fmean(float(line[f"bytes_{way}"]) / len(line["clients"]) for lines in seeds for line in lines)
             metrics[f"{name}_mb_{way}"] = num_bytes / 1e6
     return metrics | {

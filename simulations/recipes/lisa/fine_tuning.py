@@ -44,6 +44,7 @@ def fine_tune(
 ) -> float:
     """Fine-tune the base; return the final validation loss in nats per character."""
     work, model = pretrained(method, seed, pretraining_steps)
+    # half 1: the base has seen half 0; round=2: other batches than the base's
     minimize(work, model, half(work.dataset.train, 1), steps=steps, lr=lr, round=2)
     return work.evaluate(model, (half(work.dataset.test, 1), None))["loss"]
 
@@ -72,6 +73,7 @@ def write_base(folder: Path, seed: int, steps: int, *, tied: bool = True) -> Pat
     return path
 
 
+# the methods of a seed share its base, which takes longer to train than any of them
 @lru_cache(maxsize=4)
 def _base(seed: int, steps: int, *, tied: bool = True) -> Tensors:
     work = workload(seed, METHODS["full"], tied=tied)
@@ -115,6 +117,7 @@ def begin(work: Workload, model: nn.Module, lr: float, *, round: int) -> torch.o
 
 def take_step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> None:
     """Take one step on a batch, with the gradient clipped to norm 1."""
+    # None, not zeros: AdamW skips parameters without a gradient, such as LISA's frozen blocks
     optimizer.zero_grad(set_to_none=True)
     features, targets = batch
     work.task.loss(model(features), targets).backward()
@@ -140,6 +143,7 @@ def experiment(seed: int, method: Settings, **model: Any) -> dict[str, Any]:
 
 def share_of_gain(base: Sequence[float], own: Sequence[float], full: Sequence[float]) -> float:
     """Return the mean over seeds of the fraction of full fine-tuning's improvement that a method reaches."""
+    # paired by seed, since each seed has a base of its own
     return fmean((start - mine) / (start - best) for start, mine, best in zip(base, own, full, strict=True))
 
 

@@ -74,6 +74,7 @@ def lisa_memory(quick: bool) -> Metrics:
     return {
         **{f"static_7b_{name}_gb": found.static_bytes / 1e9 for name, found in seven.items()},
         **{f"peak_7b_{name}_gb": peak for name, peak in peaks.items()},
+        # SEVEN is in ascending order: any negative step is a counterexample
         "smallest_step_7b_gb": min(after - before for before, after in pairwise(peaks.values())),
         "math_7b_lisa_2l_gb": math["lisa_2l"],
         **{f"peak_70b_{name}_gb": peak for name, peak in seventy.items()},

@@ -61,6 +61,7 @@ def lisa_convergence(quick: bool) -> Metrics:
     if quick:
         job = partial(fine_tune, lr=1e-3, steps=40, seed=1, pretraining_steps=60)
         jobs = {(name, 1): partial(job, METHODS[name]) for name in ("full", "lisa")}
+        # steps=0: the base's own loss
         return _metrics(by_name(on_all_cores(jobs | {("base", 1): partial(job, METHODS["full"], steps=0)})))
     sweep = {
         (name, rate): partial(fine_tune, METHODS[name], lr=rate, steps=_STEPS)
@@ -123,6 +124,7 @@ def lisa_ablation(quick: bool) -> Metrics:
     steps, pretraining_steps = (40, 60) if quick else (_STEPS, PRETRAINING_STEPS)
     jobs = {}
     for layer, period, seed in product(layers, periods, seeds):
+        # `or 20`: a period must be positive, though without `redraw` it has no effect
         method = {"name": "lisa", "num_sampled_layers": layer, "period": period or 20, "redraw": period != _KEPT}
         jobs[layer, period, seed] = partial(
             fine_tune, method, lr=1e-3, steps=steps, seed=seed, pretraining_steps=pretraining_steps
@@ -190,15 +192,18 @@ def lisa_speed(quick: bool) -> Metrics:
     rounds, steps = (3 if quick else 25), {name: _stepper(name, quick) for name in ("full", "lora", "lisa")}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for at in range(rounds + _WARM_UP):
+        # starts with another method in each round: the first one would pay for cold caches every time
         for name in islice(cycle(steps), at % len(steps), at % len(steps) + len(steps)):
             began = time.perf_counter()
             steps[name]()
             if at >= _WARM_UP:
                 times[name].append(time.perf_counter() - began)
     metrics = {f"{name}_s": median(found) for name, found in times.items()}
+    # outside of the timed rounds: the counter slows a step down
     flops = {name: _flops(steps[name]) for name in ("full", "lisa")}
     metrics["full_over_lisa_flops"] = flops["full"] / flops["lisa"]
     for name in ("full", "lora"):
+        # ratios within a round first: load that lasts for a round cancels
         metrics[f"{name}_over_lisa"] = median(its / mine for its, mine in zip(times[name], times["lisa"], strict=True))
     return metrics
 
@@ -284,6 +289,7 @@ def _ratios(name: str, seed: int, quick: bool) -> dict[str, float]:
     method = {**METHODS[name], "targets": sorted(_ADAPTED)} if name == "lora" else METHODS[name]
     steps, pretraining_steps = (30, 60) if quick else (300, PRETRAINING_STEPS)
     work, model = fine_tuning.pretrained(method, seed, pretraining_steps, tied=False)
+    # without adapters `effective` returns views, which training changes
     start = {name: tensor.clone() for name, tensor in effective(model)}
     norms = {what: defaultdict[str, list[float]](list) for what in ("weights", "change")}
 
@@ -291,6 +297,7 @@ def _ratios(name: str, seed: int, quick: bool) -> dict[str, float]:
         weights = dict(effective(model))
         layers = defaultdict[str, list[str]](list)
         for name in weights:
+            # "blocks.3.attention.query" belongs to the layer "blocks.3"
             layers[name if name == "head" else ".".join(name.split(".")[:2])].append(name)
         for layer, names in layers.items():
             norms["weights"][layer].append(_norm([weights[name] for name in names]))
@@ -305,6 +312,7 @@ def _ratios(name: str, seed: int, quick: bool) -> dict[str, float]:
 
 
 def _norm(tensors: list[Tensor]) -> float:
+    # the norm of all matrices together, without concatenating them
     return float(torch.stack([tensor.norm() for tensor in tensors]).norm())
 
 

@@ -61,6 +61,7 @@ def paro_guideline(quick: bool) -> Metrics:
     part_of_65b = found["65b_part"]
     return {
         "kept": float(len(STRATEGIES)),
+        # symmetric difference: a strategy too many and one too few both count
         _FIT[0]: float(len((fitting & {*PAPER}) ^ _FIT_65B)),
         _FIT[1]: float(len(fitting ^ _FIT_65B)),
         "recommended_among_fastest": float(len({*fastest} & {"NII", "IIG", "III"})),

@@ -67,6 +67,7 @@ def federated_smupar(quick: bool) -> Metrics:
 
 def _metrics(shares: Sequence[int], seeds: Sequence[int], *, lr: float, rounds: int) -> Metrics:
     """Return metrics by inverse density (`shares`); ratios are paired by seed."""
+    # the dense model is the same under muP and SmuPar, and is played once, as SmuPar's
     points = [
         (scheme, share) for scheme in ("sp", "mup", "smupar") for share in shares if (scheme, share) != ("mup", 1)
     ]
@@ -103,6 +104,7 @@ def _account(
         inside = sum(sizes[name] for name in hidden(model))
         dense, thinned = sum(sizes.values()) - inside, inside / key[1]
         for line, way in product(runs[key], ("bytes_up", "bytes_down")):
+            # exact integers in float64: any byte too many shows
             errors.append(abs(float(line[way]) - (dense + thinned)))
             shares.append((float(line[way]) - dense) / thinned)
     return {"bytes_error": max(errors), "hidden_over_density": max(shares)}

@@ -149,6 +149,7 @@ def smupar_dynamic(quick: bool) -> Metrics:
         (which, rate, seed): cell(which[0], _LOWEST, rate, rule=which[1], seed=seed)
         for which, rate, seed in product(sparse, rates, seeds)
     }
+    # [schemes and rules, rates, seeds]: `cells` is in this order, the dense model first, as `read_off` expects
     losses = np.array(list(final_values(all_rounds(cells), "loss").values())).reshape(-1, len(rates), len(seeds))
     of_dense, *readings = read_off(losses, rates)
     metrics = {"dense_log2_rate": log2(of_dense.best)}

@@ -37,6 +37,7 @@ def starts(quick: bool, *, seeds: int) -> Asked:
 
 def swept(name: str, asked: Asked, *, quick: bool, width: int = 128) -> Found:
     """Play missing cells; write numbers and figure."""
+    # one folder for all recipes: cells are found by their digest, so sweeps share what they have in common
     found = tune(experiment(width=width, lr=_RATE, changes=_BATCHES), asked, _FOLDER / "smupar")
     found.write(_folder(name, quick))
     return found
@@ -48,6 +49,7 @@ def _folder(name: str, quick: bool) -> Path:
 
 def _losses(found: Found) -> dict[str, dict[float, NDArray[np.float64]]]:
     """Return scheme -> value -> losses of the last condition's seeds."""
+    # loss: [schemes, widths, densities, values, seeds]; the last density is the lowest
     of_last = zip(found.facts["schemes"], found.arrays["loss"][:, -1, -1], strict=True)
     return {scheme: dict(zip(found.facts["values"], losses, strict=True)) for scheme, losses in of_last}
 
@@ -66,6 +68,7 @@ def _read(found: Found) -> dict[str, float]:
         metrics[f"{scheme}_moved"] = max(abs(float(row["moved"])) for row in rows)
         metrics[f"{scheme}_raised"] = float(rows[-1]["moved"])
         metrics[f"{scheme}_excess"] = float(rows[-1]["excess"])
+        # exact keys: a row's best value is an element of `values`
         own[scheme], kept[scheme] = losses[rows[-1]["best"]], losses[rows[0]["best"]]
     for scheme in own:
         ratios = own["smupar"] / own[scheme]

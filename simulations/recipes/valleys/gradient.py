@@ -36,6 +36,7 @@ def valley_gradient(quick: bool, where: Where = AT_HOME) -> Metrics:
 def _cosine(target: Target) -> tuple[float, float]:
     """Return the cosine, and the gradient's norm."""
     train = target.workload.dataset.train
+    # all samples in one batch: the gradient of the mean loss, without noise
     features, targets = train.batch(torch.arange(len(train)))
     parameters = [*target.model.parameters()]
     loss = target.workload.task.loss(target.model(features), targets)

@@ -149,6 +149,7 @@ def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
         for (name, start), epochs in product(starts.items(), epochs_tried):
             ends = [trained_on_share(workload, start, share, epochs=epochs) for share in (1, 2)]
             begin, one, other = (landscape.layout.vector(each) for each in (start, *ends))
+            # the two shares are interchangeable
             kept = (same_sign_ratio(begin, one) + same_sign_ratio(begin, other)) / 2
             found[f"{name}_ssr_start_{epochs}"].append(kept)
             found[f"{name}_ssr_{epochs}"].append(same_sign_ratio(one, other))
@@ -256,6 +257,7 @@ def relu_demo(quick: bool) -> Metrics:
     lambdas = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
     drawn = [relu_inputs(lambdas, seed=seed) for seed in range(5 if quick else 20)]
     inputs = np.array([before.mean(1) for before, _ in drawn])
+    # [h, lambdas], then the mean over h
     passed = np.array([(after > 0).mean(1) for _, after in drawn]).mean(0)
     deciles = [
         np.mean([np.quantile(each, np.arange(1, 10) / 10, axis=1) for each in side], axis=0)  # [9, lambdas]

@@ -49,6 +49,7 @@ def network(seed: int, changes: Mapping[str, Any] | None = None, where: Where = 
     with tempfile.TemporaryDirectory() as root:
         own = {"seed": seed, "results": {"root": root}}
         target = target_of(run(merged(central(changes, where), own)).path)
+        # computed now: the run's folder is deleted at the end of this block
         _ = target.model, target.initial, target.workload.dataset
     return target
 
@@ -78,6 +79,7 @@ def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: 
         needed_versions=frozenset(),
     )
     with tempfile.TemporaryDirectory() as states:
+        # without a federation: weights are wanted after single trainings, not a mean
         return SequentialTrainer(longer).train(request, ClientStore(Path(states))).tensors
 
 

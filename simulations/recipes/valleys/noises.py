@@ -64,6 +64,7 @@ def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Metrics:
         for kind, signs in (("raw", None), ("signs", 1.0)):
             drawn = [errors_along(target, *NOISES, scale=1.0, draw=draw, signs=signs) for draw in range(num_noises)]
             for name in NOISES:
+                # draws first: they share a network, and intervals count networks
                 found[f"{kind}_{name}"].append(fmean(errors[name]["asymmetry"] for errors in drawn))
     with_signs = [values for name, values in found.items() if name.startswith("signs_")]
     metrics = averages(found)
@@ -110,6 +111,7 @@ def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
     for target in networks(2 if quick else 5, where=where):
         sides: dict[str, list[float]] = {"positive": [], "negative": []}
         for ratio in ratios:
+            # the same draws for every ratio, so that only the signs differ
             drawn = [errors_along(target, "gaussian", scale=2.0, draw=draw, signs=ratio) for draw in range(5)]
             for side, means in sides.items():
                 means.append(fmean(errors["gaussian"][f"mean_{side}"] for errors in drawn))
@@ -118,6 +120,7 @@ def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
             ends[f"{side}_at_1"].append(means[-1])
         gaps.append(sides["negative"][-1] - sides["positive"][-1])
         for sign, side in ((-1, "positive"), (1, "negative")):
+            # the sign turns both claims into "rises with the ratio"
             correlations[f"smallest_spearman_{side}"].append(sign * float(spearmanr(ratios, sides[side])[0]))
     return averages(ends) | {"smallest_gap": min(gaps), **{name: min(found) for name, found in correlations.items()}}
 
@@ -227,6 +230,7 @@ def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Metrics:
     metrics["smallest_low"] = min(map(low, asymmetries.values()))
     for name, (first, second) in _PAIRS.items():
         difference = paired_difference(rises[first], rises[second])
+        # whichever way the width changes: the interval's end that is nearer to 0
         metrics[f"{name}_width_low"] = max(difference["difference_low"], -difference["difference_high"])
         metrics[f"{name}_narrower_low"] = difference["difference_low"]
     return metrics
@@ -330,6 +334,7 @@ def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Metrics:
             named = target.model.named_modules()
             weights = {f"{path}.weight": module.weight for path, module in named if isinstance(module, BATCH_NORMS)}
             found[f"{begin}_share_above_0"].append(float((torch.cat([*weights.values()]) > 0).float().mean()))
+            # a pattern that matches these parameters by their full names
             group = "|".join(weights)
             for draw, (name, scaling) in product(range(2 if quick else 3), scalings.items()):
                 errors = errors_along(target, "binary", scale=2.0, draw=draw, group=group, scaling=scaling)
