@@ -43,14 +43,15 @@ _HEAD = """\
 
 <!-- Written by `python -m benchmarks.claims` from benchmarks/findings; do not edit. -->
 
-The claims of five papers and our results, one line a claim, with the deciding figures and the command to repeat them.
-Most experiments are far smaller than the papers': a claim that does not hold on digits is not refuted on ImageNet. A
-recipe's verdict is *holds* if all of its lines do, *holds in part* if some do, *does not hold* if none does.
-[Recipes](recipes.md) has every setting, threshold and figure, and what was chosen before what was seen.
+The claims of five papers and our results, one row per claim, with the metrics that decide it and the command to
+reproduce them. Most experiments are far smaller than the papers': a claim that does not hold on digits is not refuted
+on ImageNet. A recipe covers one or more rows. Its verdict is *holds* if all of them hold, *holds in part* if some do,
+and *does not hold* if none does. [Recipes](recipes.md) lists all settings, thresholds, and metrics, and says what was
+fixed before the results were known.
 
-Figures are those that decide: of a line that does not hold, those that miss their threshold. A figure that ends in
-`_low` or `_high` is an end of a 95 % interval: where it misses its threshold, that many seeds did not show an effect.
-†: transcribed from the page that had the figure before findings were kept."""
+Each metric is followed by its threshold. If a claim does not hold, only the metrics that miss their threshold are
+shown. A metric whose name ends in `_low` or `_high` is one end of a 95 % interval; if it misses its threshold, there
+were too few seeds to show an effect. †: copied from the page that reported the metric before findings were stored."""
 
 
 def main(paths: Sequence[str]) -> None:
@@ -125,7 +126,7 @@ def claims() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_COLUMNS = ("claim", "verdict", "figures", "play it")
+_COLUMNS = ("claim", "verdict", "metrics", "command")
 
 
 def _summary() -> str:
@@ -135,7 +136,7 @@ def _summary() -> str:
     rows = [
         [said, str(len(names)), ", ".join(names)] for said, names in sorted(counts.items(), key=lambda one: str(one[0]))
     ]
-    return table(("verdict", "recipes", ""), rows, left=3)
+    return table(("verdict", "recipes", "names"), rows, left=3)
 
 
 def _paper(recipe: Recipe) -> str:
@@ -192,7 +193,7 @@ def with_thresholds(text: str) -> str:
 def _block(recipe: Recipe) -> Iterator[str]:
     rows = [[part.says, _conditions(part.thresholds)] for part in recipe.parts]
     yield table(("part of the claim", "thresholds"), rows, left=2)
-    for said, thresholds in (("Given", recipe.given), ("Of a quick check", recipe.quick_thresholds)):
+    for said, thresholds in (("Given", recipe.given), ("In a quick check", recipe.quick_thresholds)):
         if thresholds:
             yield f"\n{said}: {_conditions(thresholds)}."
     expected = {data or "": each for data, each in (recipe.data or {"": recipe.expected}).items()}

@@ -36,7 +36,8 @@ _HEAD = """\
 
 FedSign compared with other simulators and a bare PyTorch loop on the same workloads. Each competitor runs in its own
 process and environment, with the same torch and one thread per computing process. Competitors take turns, so that
-background load affects all of them. The first repetition is a warm-up and dropped; so are the first rounds of each.
+background load affects all of them. The first repetition is a warm-up and is discarded, as
+are the first rounds of every repetition.
 
 All train the same clients on the same batches from the same initial parameters. *Learned* means that the accuracy
 passed the workload's threshold and, for deterministic workloads, that the loss agrees with the bare loop's within the

@@ -40,8 +40,7 @@ def arithmetic(task: Task) -> dict[str, float]:
     """Measure the floating-point operations of a mean round, and the rate of a large matrix product on one thread.
 
     Their quotient is a lower bound for any program on one core, or on the GPU, since large matrix products reach the
-    best
-    rate.
+    best rate.
     """
     network = task.make_network().train()
     features, targets = task.train

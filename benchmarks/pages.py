@@ -41,7 +41,7 @@ def _with_block(text: str, lines: list[str]) -> str:
 
 def _facts(row: Capability) -> list[str]:
     refused = [*compatibility.refused_by(compatibility.rules_of(row))]
-    return ["## In the table", "", *_entries(row), *(["", "## Does not go with", "", *refused] if refused else [])]
+    return ["## What it adds", "", *_entries(row), *(["", "## Incompatible settings", "", *refused] if refused else [])]
 
 
 def _entries(row: Capability) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""FedSign: a federated-learning laboratory on Flower and PyTorch.
+"""FedSign: a framework for federated-learning research on Flower and PyTorch.
 
 >>> import fedsign, tempfile
 >>> done = fedsign.run({"rounds": 1, "callbacks": [], "results": {"root": tempfile.mkdtemp()}})

@@ -32,8 +32,8 @@ STOPPED = 130  # exit code of a command stopped by Ctrl-C
 
 app = typer.Typer(
     name="fedsign",
-    help="A federated-learning laboratory on Flower and PyTorch.\n\n"
-    "'fedsign run' trains FedSign on real images in a few seconds and draws a report.",
+    help="A framework for federated-learning research on Flower and PyTorch.\n\n"
+    "'fedsign run' trains FedSign on scikit-learn's digits in a few seconds and writes a report.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # `main` prints one sentence
@@ -110,7 +110,7 @@ def partition(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw how training samples are distributed over clients; nothing is trained."""
+    """Plot how the training samples are distributed over the clients, without training."""
     from simulations import partition_view as view
 
     path = out or (None if json else view.DEFAULT_PATH)

@@ -45,10 +45,8 @@ def describe(workload: Workload) -> dict[str, Any]:
     """Return the facts of a partition as JSON values.
 
     `label_skew` is the mean over clients of the total variation distance between the label histograms of a client and
-    of
-    all training samples: 0 if every client has the global label distribution, near 1 if each has only rare classes. For
-    a
-    large lazy population, all facts are about the `counted_clients`.
+    of all training samples: 0 if every client has the global label distribution, near 1 if each has only rare classes.
+    For a large lazy population, all facts are about the `counted_clients`.
     """
     config, record, train = workload.config, split_facts(workload), workload.dataset.train
     names, counts = workload.dataset.class_names, record["counts"]

@@ -27,21 +27,22 @@ TITLES = {
     "cifar10-mlp": "CIFAR-10 (JPEG), MLP, gamma 0.0003",
     "cifar10-cnn": "CIFAR-10 (JPEG), CNN, gamma 0.0001",
 }
-NOT_PLAYED = "not played yet"
+NOT_PLAYED = "not run yet"
 _HEAD = """\
 # Does the sign matter?
 
 <!-- Written by `python -m benchmarks.ablations` from benchmarks/ablations/results; do not edit. -->
 
-FedSign pushes every weight along its sign in the received model. [`fedsign ablate`](how-to/ablate.md) asks how much of
-its gain needs these signs: it plays FedSign, FedAvg, and a control for each plain explanation with the same rounds,
-clients, splits and seeds.
+FedSign pushes every weight along its sign in the received model. [`fedsign ablate`](how-to/ablate.md) measures
+how much of its gain depends on these signs: it trains FedSign, FedAvg, and one control per simpler explanation with
+the same rounds, clients, splits, and seeds.
 
-Differences are paired by seed, in points of test accuracy, each with its own 95 % interval. Verdicts are tests
-corrected for all differences of an ablation: **+** better, **−** worse, ? too few seeds to tell. *What needs the
-received signs* is FedSign − own sign: the same push along the weight's own sign, without a look at the received model.
-FedAvg or FedSign has *converged* if its accuracy on validation samples rises by less than 0.2 points in the last fifth
-of the rounds.
+Differences are paired by seed, in points of test accuracy, each with its own 95 % interval. Verdicts come
+from tests corrected for all differences of an ablation: **+** better, **−** worse, ? too few seeds to tell. The
+*effect of the received signs* is FedSign − own sign, where *own sign* pushes each weight equally hard along its own
+current sign and ignores the received model. A method has *converged* if its accuracy on validation samples rises by
+less than 0.2 points in the last fifth of the rounds.
+
 The experiments, and how gamma was chosen: [benchmarks/ablations](../benchmarks/ablations/README.md)."""
 _MARKS = {"better": " **+**", "worse": " **−**"}
 _POINTS = Scale(decimals=2, percent=True, factor=100)
@@ -71,10 +72,9 @@ def _verdict(results: Sequence[Result]) -> str:
     needs = [_says(rows["own-sign"]["to_regularizer"]) for rows in by_key].count("worse")
     norms = [_says(rows["weight-norms"]["to_regularizer"]) for rows in by_key].count("better")
     return (
-        f"**So far**, of {len(results)} experiments, FedSign is shown to be better than FedAvg in "
-        f"{gains.count('better')}, and worse in {gains.count('worse')}. The received signs are shown to help in "
-        f"{needs}. FedAvg scaled to FedSign's weight norms, and nothing else, is shown to be better than FedSign in "
-        f"{norms}."
+        f"**Results**: FedSign is shown to be better than FedAvg in {gains.count('better')} of {len(results)} "
+        f"experiments, and worse in {gains.count('worse')}. The received signs are shown to help in {needs}. FedAvg "
+        f"rescaled to FedSign's weight norms, without any sign term, is shown to be better than FedSign in {norms}."
     )
 
 
@@ -100,13 +100,13 @@ def _summary(results: dict[str, Result]) -> str:
         )
     head = (
         *("", "seeds, rounds", "converged: FedAvg, FedSign", "FedAvg", "FedSign − FedAvg"),
-        *("what needs the received signs", "better than FedSign"),
+        *("effect of the received signs", "better than FedSign"),
     )
     return table(head, rows, left=7)
 
 
 def _section(result: Result) -> str:
-    head = ("", "accuracy", "to FedAvg", "to FedSign", "best (round)", "last fifth", "weight norm")
+    head = ("", "accuracy", "− FedAvg", "− FedSign", "best (round)", "rise in last fifth", "weight norm")
     rows = [
         [
             row["label"],

@@ -2,9 +2,8 @@
 
 Chains of linear layers: a cohort is one stack of tensors, its batches are gathered before the clock starts, and
 gradients are written by hand. Clients are sorted by their number of steps, so that each step uses a prefix of the
-stack.
-Other networks: clients in sequence; forward, backward and update, channels-last on a CPU, without an optimizer object.
-Both compute what the bare loop computes, from the same batches.
+stack. Other networks: clients in sequence; forward, backward and update, channels-last on a CPU, without an optimizer
+object. Both compute what the bare loop computes, from the same batches.
 """
 
 from collections.abc import Callable, Iterator

@@ -20,17 +20,17 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tuned.md"
 RESULTS = ROOT / "benchmarks" / "tuned" / "results"
 TITLES = {"tuned-mnist-cnn": "MNIST, CNN", "tuned-cifar10-cnn": "CIFAR-10 (JPEG), CNN"}
-NOT_PLAYED = "Not played yet."
+NOT_PLAYED = "Not run yet."
 _HEAD = """\
 # Six methods, equally tuned
 
 <!-- Written by `python -m benchmarks.tuned` from benchmarks/tuned/results; do not edit. -->
 
-The six methods of FedSign's table, each with the same number of trials over its own settings, learning rate, momentum,
-weight decay and the scale of the initial weights. Trials are judged by held-out training samples under Dirichlet(0.5);
-what was chosen is trained again on all training samples, with seeds that no trial had, under all splits. Accuracy on
-test samples in percent; verdicts are tests of all pairs over all splits, corrected together. The experiments and
-commands: [benchmarks/tuned](../benchmarks/tuned/README.md)."""
+The six methods in the results table of the FedSign paper, each tuned with the same number of trials over its own
+hyperparameters, learning rate, momentum, weight decay, and the scale of the initial weights. Trials are scored on
+held-out training samples under Dirichlet(0.5). The best settings are then trained on all training samples, under all
+splits, with seeds that no trial used. The tables show test accuracy in percent; verdicts come from tests of all pairs
+over all splits, corrected together. Experiments and commands: [benchmarks/tuned](../benchmarks/tuned/README.md)."""
 AT_CHANCE = 0.12  # accuracy or less, of ten classes; the largest of MNIST has 11 %
 _POINTS = Scale(decimals=2, percent=True, factor=100)
 _LEFT_OUT = ("environment", "path", "population", "folders")  # specific to a machine, or large
@@ -64,13 +64,13 @@ def _section(path: Path) -> str:
     result = json.loads(path.read_text(encoding="utf-8"))
     searches = result["tuning"]["searches"]
     about = (
-        f"{plural(len(result['entries'][0]['seeds']), 'seed')}, {result['rounds']} rounds; for each method "
-        f"{searches[0]['trials']} trials, each the mean of {plural(len(result['tuning']['seeds']), 'seed')}."
+        f"{plural(len(result['entries'][0]['seeds']), 'seed')}, {result['rounds']} rounds; {searches[0]['trials']} "
+        f"trials per method, with {plural(len(result['tuning']['seeds']), 'seed')} per trial."
     )
     kept = [trial["number"] == 0 for trial in result["trials"] if trial["chosen"]]
-    found = f"{kept.count(True)} of {len(kept)} searches kept the given settings (trial 1)."
+    found = f"{kept.count(True)} of {len(kept)} searches kept the default settings (trial 1)."
     if searches[0]["trials"] <= SPREAD:
-        found += f" The other trials are quasi-random points: model-based proposals begin after trial {SPREAD}."
+        found += f" The other trials are quasi-random; model-based proposals begin after trial {SPREAD}."
     parts = [about, _accuracies(result), *_lost(result), found, _choices(result)]
     return "\n\n".join(parts)
 
@@ -83,9 +83,9 @@ def _lost(result: Result) -> Iterator[str]:
         for seed, value in zip(entry["seeds"], entry["values"], strict=True)
     ]
     if failed := [run for run, value in runs if value is None]:
-        yield f"Failed or diverged, and in no mean: {'; '.join(failed)}."
+        yield f"Failed or diverged, excluded from the means: {'; '.join(failed)}."
     if low := [f"{run} ({_POINTS.number(value)})" for run, value in runs if value is not None and value <= AT_CHANCE]:
-        yield f"At chance, and in the means: {'; '.join(low)}."
+        yield f"At chance level, included in the means: {'; '.join(low)}."
 
 
 def _num_lost(result: Result, strategy: str) -> str:
@@ -111,7 +111,7 @@ def _accuracies(result: Result) -> str:
             ]
         )
     reference = result["tuning"]["labels"][result["reference"]]
-    head = ["", *map(short_label, conditions), f"to {reference}, all splits, 95 %", "verdict"]
+    head = ["", *map(short_label, conditions), f"difference from {reference}, all splits, 95 %", "verdict"]
     return table(head, rows, left=1)
 
 
@@ -137,7 +137,7 @@ def _choices(result: Result) -> str:
         "trial",
         "failed or at chance",
         *(key.rpartition(".")[2] for key in keys),
-        "its own",
+        "own settings",
     ]
     return table(head, rows, left=1)
 

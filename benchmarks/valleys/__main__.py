@@ -33,13 +33,13 @@ _HEAD = f"""\
 
 <!-- Written by `python -m benchmarks.valleys` from benchmarks/valleys/results; do not edit. -->
 
-The asymmetric valleys of arXiv 2405.12489 around two networks, trained on all 50,000 images, JPEG instead of the
-original bytes. One network each: intervals are over {DRAWS} draws of the noise, not over trainings.
+The asymmetric valleys of arXiv 2405.12489 around two networks trained on all 50,000 images, stored as JPEG. Each
+network was trained once, so the intervals are over {DRAWS} noise draws, not over training runs.
 
-The error, on {SAMPLES} test images, is that of the model moved by λ times a direction as long as itself. *Asymmetry* is
-the mean error over λ in [-1, 0] minus that over [0, 1], in points: above 0, the positive side is the flat one.
-Symmetric noise is taken both ways, so its asymmetry is 0; the constant {{1}} has one draw. With BatchNorm, statistics
-are recomputed on 500 training images at every point, as in the paper. Experiments and commands:
+The error on {SAMPLES} test images is measured at θ + λ d, with the direction d scaled to the norm of the weights θ.
+*Asymmetry* is the mean error over λ in [-1, 0] minus that over [0, 1], in points: above 0, the positive side is
+flatter. Symmetric noise is evaluated in both directions, so its asymmetry is 0; the constant {{1}} has one draw. With
+BatchNorm, statistics are recomputed on 500 training images at every point, as in the paper. Experiments and commands:
 [benchmarks/valleys](../benchmarks/valleys/README.md)."""
 
 

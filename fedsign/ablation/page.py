@@ -76,8 +76,10 @@ def cells(ablation: Ablation, row: Row) -> dict[str, str]:
     peak = wording.MISSING if row.peak is None else f"{scale.number(row.peak[0])} ({row.peak[1]})"
     return {
         ablation.summary.metric_name: scale.mean_and_std(entry.mean, entry.std),
-        "difference to FedAvg": _shown(ablation, row.to_fedavg),
-        f"difference to {ablation.summary.labels.get(ablation.regularizer, '')}": _shown(ablation, row.to_regularizer),
+        "difference from FedAvg": _shown(ablation, row.to_fedavg),
+        f"difference from {ablation.summary.labels.get(ablation.regularizer, '')}": _shown(
+            ablation, row.to_regularizer
+        ),
         "share of gain": shown,
         "best (round)": peak,
         "last fifth": wording.MISSING if row.rise is None else scale.signed(row.rise),
@@ -159,7 +161,7 @@ def differences(ablation: Ablation) -> Chart:
     return Chart(
         title="Differences to FedAvg",
         series=series,
-        x=Axis(label=f"difference to FedAvg, {unit}", limits=(ticks[0], ticks[-1])),
+        x=Axis(label=f"difference from FedAvg, {unit}", limits=(ticks[0], ticks[-1])),
         y=Axis(categories=names, headings=frozenset(headings)),
         rules=[(0.0, "")],
         text="With 95 % intervals. Filled dot: significant after correction; open dot: too few seeds to tell. A "

@@ -105,15 +105,17 @@ class Ablation:
         rising = [row.control.label for row in judged if not row.has_converged]
         if rising:
             which = "all of them" if len(rising) == len(judged) else enumerate_words(rising)
-            found.append(f"Not converged, as validation samples gain 0.2 points or more in the last fifth: {which}.")
+            found.append(
+                f"Not converged (validation accuracy still rises by 0.2 points or more in the last fifth): {which}."
+            )
         if self.missing:
-            found.append(f"Not played: {enumerate_words([each.label for each in self.missing])}.")
+            found.append(f"Not run: {enumerate_words([each.label for each in self.missing])}.")
         return [each for each in found if each]
 
     def _gain_sentence(self) -> str:
         label = self.summary.labels.get(self.regularizer, self.regularizer)
         if self.gain is None:
-            return f"No seed has ended for both FedAvg and {label}."
+            return f"No seed has finished for both FedAvg and {label}."
         told = self.gain.says if self.gain.says == UNDECIDED else f"{self.gain.says} than FedAvg"
         return f"{label} − FedAvg: {self.points(self.gain.interval)}, {told}."
 
@@ -130,7 +132,7 @@ class Ablation:
             told = {
                 "worse": f"better with {idea.part} than without",
                 "better": f"worse with {idea.part} than without",
-            }.get(row.to_regularizer.says, f"too few seeds to tell an effect of {idea.part}")
+            }.get(row.to_regularizer.says, f"too few seeds to detect an effect of {idea.part}")
         label = self.summary.labels[self.regularizer]
         return f"{label} − {row.control.label}: {self.points(self.needed)}, {told}."
 
@@ -140,9 +142,10 @@ class Ablation:
             if row.to_regularizer is not None and row.control.is_rival:
                 labels.setdefault(row.to_regularizer.says, []).append(row.control.label)
         if labels["better"]:
-            yield f"Better than the regularizer: {enumerate_words(labels['better'])}."
+            yield f"Better than {self.summary.labels[self.regularizer]}: {enumerate_words(labels['better'])}."
         if labels[UNDECIDED]:
-            yield f"Not told apart from it: {enumerate_words(labels[UNDECIDED])}."
+            label = self.summary.labels[self.regularizer]
+            yield f"Too few seeds to tell from {label}: {enumerate_words(labels[UNDECIDED])}."
 
     def _added_sentences(self) -> Iterator[str]:
         for row in self.rows:

@@ -62,7 +62,7 @@ def differences(summary: Summary) -> Chart | None:
     ticks = nice_ticks(min(ends), max(ends), at_most=8)
     unit = "percentage points" if scale.percent else summary.metric_name
     side = "right" if summary.higher_is_better else "left"
-    label = f"difference to {summary.reference_label}, {unit}; {side} is better"
+    label = f"difference from {summary.reference_label}, {unit}; {side} is better"
     single = " Single conditions are not tested." if len(summary.conditions) > 1 else ""
     return Chart(
         title=f"Differences to {summary.reference_label}",

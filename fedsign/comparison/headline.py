@@ -80,7 +80,7 @@ def _leader(summary: Summary, order: Sequence[Standing], found: Standings) -> st
         other, than = order[1], best.label
         start = f"{best.label}, the reference, has the best mean; {other.label} comes next"
     if other.difference is None or other.p is None:
-        return f"{start}. No seed has ended for both {other.label} and {than}, so there is no difference to report."
+        return f"{start}. No seed has ended for both {other.label} and {than}, so no difference can be reported."
     said = f"{start}: {_measured(other.difference, summary.scale, than=than)}"
     if found.tells and other.says == UNDECIDED:
         said += f" That is {UNDECIDED} the two apart (corrected {corrected_p(other.p)})."

@@ -67,7 +67,7 @@ def details_table(summary: Summary) -> str:
     scale = summary.scale
     unit = r" (\%)" if scale.percent else ""
     has_target = any(entry.to_target for entry in summary.entries)
-    heads = [f"{escape(summary.metric_name.capitalize())}{unit}", f"Difference to {escape(summary.reference_label)}"]
+    heads = [f"{escape(summary.metric_name.capitalize())}{unit}", f"Difference from {escape(summary.reference_label)}"]
     heads += ["Verdict"] if len(summary.conditions) == 1 else []
     heads += ["Rounds to target", "Speed-up", "Bytes to target"] if has_target else []
     heads += ["Bytes up"]

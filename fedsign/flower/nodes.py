@@ -132,7 +132,7 @@ class Nodes:
                 break
             if not is_told and time.monotonic() > began_at + _NAMED_AFTER_S:
                 is_told = True
-                why = f"it has not answered yet, and is waited for until {timeout_s:g} s are over"
+                why = f"no answer yet; waiting for up to {timeout_s:g} s"
                 self._tell(self._names(awaited), "awaited", why)
         if self._num_partitions - len(missing) < (at_least or self._num_partitions):
             silent = len({*self._waiting.values()})
@@ -146,8 +146,8 @@ class Nodes:
         self._served_by = {partition: self._site_name(partition) for partition in self._node_of}
         revoked = [partition for partition in missing if not self._is_active(partition)]
         absent = [partition for partition in missing if partition not in revoked]
-        self._tell(self._names(revoked), "revoked", "the run goes on without it")
-        self._tell(self._names(absent), "absent", "the run goes on without it, and takes it in when it comes")
+        self._tell(self._names(revoked), "revoked", "the run continues without it")
+        self._tell(self._names(absent), "absent", "the run continues without it until it connects")
         self._known_revoked = self._revoked
 
     def refresh(self, wanted: Sequence[int]) -> list[int]:
@@ -162,7 +162,7 @@ class Nodes:
         for _ in pauses():
             for node_id, partitions, refusal in self._answers():
                 if refusal:
-                    _log.warning("a node that has come cannot take part: %s", refusal)
+                    _log.warning("a node that connected cannot take part: %s", refusal)
                     self._tell([self._name(node_id)], "refused", refusal)
                 for partition in partitions:
                     self._hand_over(partition, node_id, online)
@@ -214,7 +214,7 @@ class Nodes:
 
     def _note_changes(self, online: set[int]) -> None:
         """Report which sites joined, left or were revoked since the last update."""
-        self._tell(sorted(self._revoked - self._known_revoked), "revoked", "the run goes on without it")
+        self._tell(sorted(self._revoked - self._known_revoked), "revoked", "the run continues without it")
         self._known_revoked = self._revoked
         before, table = self._served_by, self._node_of or {}
         now = {partition: self._site_name(partition) for partition, node in table.items() if node in online}

@@ -41,16 +41,17 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE,VALUE,...",
-            help="KEY=VALUES to search. Each strategy gets its best values of strategy.*, client.*, and "
-            "server.* keys, selected on validation samples; for other keys, and for server.cohort_size, "
-            "client.local_epochs, client.local_steps, and client.batch_size, all combinations are "
-            "compared. STRATEGY:KEY applies to one strategy. Repeatable.",
+            help="Values to try. strategy.*, client.*, and server.* keys are hyperparameters: each strategy is "
+            "reported with its best combination, selected on validation samples. All other keys, and "
+            "server.cohort_size, client.local_epochs, client.local_steps, and client.batch_size, are "
+            "conditions: every combination is compared. STRATEGY:KEY applies to one strategy. Repeatable.",
         ),
     ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE,VALUE,...", help="KEY=VALUES to compare, for any key, without selection. Repeatable."
+            metavar="KEY=VALUE,VALUE,...",
+            help="Values of any key to compare as conditions, without selection. Repeatable.",
         ),
     ] = None,
     overrides: Annotated[
@@ -68,12 +69,12 @@ def compare(
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="Target for rounds and bytes to target; default: 95 % of the reference's final value."),
+        typer.Option(help="Metric value for the columns rounds to X and bytes to X; default: 95 % of the reference's."),
     ] = None,
     validation_fraction: Annotated[
         float | None,
         typer.Option(
-            help="Fraction of the training samples held out in all cells; default: 0.1 if there is something to select."
+            help="Fraction of the training samples held out in all cells; default: 0.1 if anything is selected."
         ),
     ] = None,
     tune: Annotated[
@@ -112,13 +113,16 @@ def compare(
     workers: WorkersOption = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the comparison in this folder.")] = None,
     extend: Annotated[
-        bool, typer.Option("--extend", help="Accept a plan that differs from the one in --out; cells of both are kept.")
+        bool,
+        typer.Option(
+            "--extend", help="Accept a plan that differs from the one in --out; keep the cells that both share."
+        ),
     ] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
     export: Annotated[Path | None, typer.Option(help="Write tables and figures for a paper to this folder.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare strategies over seeds and a grid: a table, a page, and tables and figures for a paper.
+    """Compare strategies over seeds and a grid; write a table, a page, and a paper's tables and figures.
 
     Exits with code 1 if some cells failed or diverged; the table then shows the others.
     """

@@ -56,8 +56,7 @@ def trials(
         value_of: the value of a trial by its index; NaN if it was lost, None if it is pending.
 
     A lost trial counts as worse than all others. A value of `first` outside its range is reported to Optuna as the
-    nearest
-    value inside.
+    nearest value inside.
     """
     optuna = require("optuna", extra="tune", what="a search of settings")
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -74,7 +74,7 @@ def _pooled_rows(summary: Summary, found: Standings) -> list[dict[str, Any]]:
         {
             "strategy": row.label,
             f"mean {summary.metric}": _spread(row.mean, row.std),
-            f"difference to {summary.reference_label}": _difference(row.difference),
+            f"difference from {summary.reference_label}": _difference(row.difference),
             "verdict": verdict_text(row) or None,
             "wins": row.difference and f"{row.difference.wins}/{row.difference.num_pairs}",
         }
@@ -93,7 +93,7 @@ def _rows(summary: Summary, condition: Mapping[str, Any], found: Standings | Non
             "strategy": entry.label,
             **({"choice": values_label(entry.choice) or None} if has_choices else {}),
             summary.metric: _mean(entry),
-            f"difference to {summary.reference_label}": _difference(entry.difference),
+            f"difference from {summary.reference_label}": _difference(entry.difference),
             **({"verdict": verdict_text(found.row(entry.strategy)) or None} if found else {}),
             "wins": entry.difference and f"{entry.difference.wins}/{entry.difference.num_pairs}",
             f"rounds to {reaching}": _rounds(entry.to_target),

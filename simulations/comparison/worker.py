@@ -38,8 +38,7 @@ def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
     """Play a cell to its end, from the last checkpoint if its run can be resumed.
 
     A run that cannot, such as one with a damaged checkpoint, is moved aside within the cell's folder, and the cell
-    starts
-    over.
+    starts over.
     """
     config = configs.from_toml(config_toml)
     if resume is None:

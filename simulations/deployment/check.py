@@ -56,7 +56,7 @@ def _as_row(what: str, state: str, detail: str) -> Row:
 def _data(kit: StartupKit) -> Finding:
     folder = kit.data_folder
     if folder is None:
-        return "warn", 'data_root is "" in site.toml: what the experiment says will be looked for on this machine'
+        return "warn", 'data_root is "" in site.toml: the experiment\'s path will be used on this machine'
     if not os.path.exists(folder):  # noqa: PTH110 - Path.exists raises if a parent folder cannot be entered
         where = f"correct data_root in {kit.folder / 'site.toml'}"
         return "broken", f"{folder} does not exist, or this user cannot reach it; {where}"
@@ -65,7 +65,7 @@ def _data(kit: StartupKit) -> Finding:
         return "broken", f"{folder} cannot be read by this user; give it the right to"
     if folder.is_dir():
         count = sum(1 for _ in folder.iterdir())
-        return "ok" if count else "warn", f"{folder} holds {count} entries"
+        return "ok" if count else "warn", f"{folder} contains {count} {'entry' if count == 1 else 'entries'}"
     return "ok", f"{folder}, {folder.stat().st_size:,} bytes"
 
 
@@ -131,7 +131,7 @@ def _clock(ahead_s: float) -> Finding:
         return "broken", f"{where}; Flower refuses more than {AHEAD_S:.0f} s ahead or {BEHIND_S:.0f} s behind: use NTP"
     if abs(ahead_s) > _WORTH_A_WORD_S:
         return "warn", f"{where}; use NTP"
-    return "ok", "as the server's, to a second or two"
+    return "ok", f"within {_WORTH_A_WORD_S:g} s of the server's"
 
 
 def _membership(kit: StartupKit) -> Finding:
@@ -155,7 +155,7 @@ def _certificates(federation: Federation) -> Iterator[Row]:
         yield _row(what, _certificate, path)
     for key in (federation.server / "server.key", federation.authority_key):
         if key.exists():  # the CA's key may be stored elsewhere
-            found = ("ok", "for its owner alone") if is_private(key) else ("broken", f"chmod 600 {key}")
+            found = ("ok", "readable only by its owner") if is_private(key) else ("broken", f"chmod 600 {key}")
             yield _as_row(key.name, *found)
 
 

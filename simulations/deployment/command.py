@@ -20,10 +20,10 @@ from simulations.printing import escaped, print_facts, print_json, print_table
 app = typer.Typer(
     name="deploy",
     help=(
-        "A federation over several machines: certificates, a kit for each site, checks.\n"
+        "Deploy a federation over several machines: certificates, a startup kit for each site, checks.\n"
         "\n"
-        "'init' on the server's machine, 'check' and 'start' in the kit at each site; 'status' and 'logs' watch it; "
-        "'up' and 'down' try it out on one machine."
+        "Run 'init' on the server, then 'check' and 'start' in each site's kit. 'status' and 'logs' monitor the "
+        "federation. 'up' and 'down' try it on one machine."
     ),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -80,7 +80,7 @@ def init(
         _warn(UNSAFE)
     _say(f"federation {made.name} in {folder}: server {made.hosts[0]}, port {made.port}, {len(made.active)} sites")
     _say_kits(made, (each.name for each in made.active))
-    _say(f"next: {folder}/server/start.sh here; each site unpacks its kit and follows README.md in it")
+    _say(f"next: {folder}/server/start.sh here; each site unpacks its kit and follows its README.md")
 
 
 @app.command()
@@ -97,8 +97,8 @@ def key(
         raise ConfigError(f"--out {folder} is no folder; make it first.")
     line = keys.make_key(private, comment=site)
     public.write_text(line + "\n", encoding="utf-8")
-    _say(f"{private}  stays here, readable for you alone")
-    _say(f"{public}  for the server's people: fedsign deploy add-site {site} --public-key {public.name}")
+    _say(f"{private}  keep it here; readable only by you")
+    _say(f"{public}  send it to the server's operators: fedsign deploy add-site {site} --public-key {public.name}")
     _say(f"fingerprint  {keys.fingerprint(line)}")
 
 
@@ -261,7 +261,7 @@ def up(
         float, typer.Option("--timeout-s", min=1, help="Seconds to wait until all sites are online.")
     ] = 180.0,
 ) -> None:
-    """Try out a federation on this machine: start the server and N sites. Creates a federation if there is none."""
+    """Try out a federation on this machine: start the server and N sites. Creates a federation if none exists."""
     from simulations.deployment import provision, running, start
     from simulations.deployment.federation import FILE, Federation, open_federation
 
@@ -307,7 +307,7 @@ def _opened(folder: Path | None) -> tuple[Any, Any]:
 def _say_kits(federation: Any, names: Iterable[str]) -> None:
     for name in names:
         kit = federation.kit(name)
-        what = "its key is in it: send it as you would a password" if (kit / "key").exists() else "holds no secret"
+        what = "contains a private key: send it like a password" if (kit / "key").exists() else "contains no secret"
         _say(f"kit of {name}: {kit}.tar.gz  {what}")
 
 

@@ -25,13 +25,13 @@ from simulations.deployment.startup_kits import AUTHORITY_FILE, StartupKit
 
 _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64  # X509_V_ERR_... of OpenSSL
 _OTHER_NAME = (
-    "the certificate of the server is not made out to {host}; its people make one that is with 'fedsign deploy renew "
+    "the certificate of the server does not cover {host}; its operators can add it with 'fedsign deploy renew "
     "--host {host}'."
 )
 _UNTRUSTED = {
     _EXPIRED: (
-        "the certificate of {host} has expired; its people make a new one with 'fedsign deploy renew' and start the "
-        "SuperLink again (if it has not, this machine's clock is wrong)."
+        "the certificate of {host} has expired; its operators can issue a new one with 'fedsign deploy renew' and "
+        "restart the SuperLink (if it has not expired, this machine's clock is wrong)."
     ),
     _NAME_MISMATCH: _OTHER_NAME,
     _ADDRESS_MISMATCH: _OTHER_NAME,
@@ -149,8 +149,8 @@ def check_is_known(kit: StartupKit, *, host: str) -> bool:
         # a proxy or the closed gate answers these: they say nothing about the key
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504):
             raise EngineError(
-                "the SuperLink does not take this site's key: it is revoked, or was never registered; "
-                "ask the server's people for a new kit."
+                "the SuperLink rejects this site's key: it is revoked or was never registered; "
+                "ask the server's operators for a new kit."
             ) from error
         return False
     return True

@@ -221,8 +221,7 @@ def _summary(rows: Sequence[Row], figure: str, values: Array, asked: _Asked) -> 
     """Summarize each direction and scale: means over draws, and the asymmetry with its confidence interval.
 
     A noise drawn in both directions has asymmetry 0 by symmetry, which estimates nothing. `asymmetry_of_one` is the
-    mean
-    absolute asymmetry of a single direction.
+    mean absolute asymmetry of a single direction.
     """
     # numbers of rows; row = ray x len(scales) + scale
     drawn: dict[tuple[str, int], list[int]] = {}

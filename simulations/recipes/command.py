@@ -29,7 +29,7 @@ def reproduce(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check a claim: run its experiments, compute metrics, and compare these with thresholds fixed in advance."""
+    """Check a claim: run its experiments, and compare the metrics with thresholds fixed in advance."""
     from simulations.recipes import table as recipes
     from simulations.recipes.where import AT_HOME, cost
 

@@ -335,4 +335,4 @@ def test_a_frame_has_a_row_for_each_condition_and_strategy(on_disk: Comparison) 
 def test_a_comparison_shows_itself_in_a_notebook(on_disk: Comparison) -> None:
     card = on_disk._repr_html_()
     assert "15.00 (1 of 3 seeds)" in card and "4 of 6 runs finished · 1 failed · 1 pending" in card
-    assert '<div class="differences">' in card and "difference to FedAvg, percentage points" in card
+    assert '<div class="differences">' in card and "difference from FedAvg, percentage points" in card

@@ -24,9 +24,9 @@ def test_failed_runs_and_runs_at_chance_are_named(tmp_path: Path, monkeypatch: p
     (tmp_path / "tuned-cifar10-cnn.json").write_text(json.dumps(result), encoding="utf-8")
     monkeypatch.setattr(tuned, "RESULTS", tmp_path)
     page = tuned.page()
-    assert "Failed or diverged, and in no mean: FedAvg, alpha 10, seed 1; FedProx, alpha 10, seed 0; " in page
-    assert "At chance, and in the means: FedPAN, alpha 0.5, seed 2 (10.22)." in page
-    assert "5 of 6 searches kept the given settings (trial 1)." in page and "| 8 of 8 |" in page
+    assert "Failed or diverged, excluded from the means: FedAvg, alpha 10, seed 1; FedProx, alpha 10, seed 0; " in page
+    assert "At chance level, included in the means: FedPAN, alpha 0.5, seed 2 (10.22)." in page
+    assert "5 of 6 searches kept the default settings (trial 1)." in page and "| 8 of 8 |" in page
 
 
 @pytest.mark.parametrize(("name", "data"), zip(tuned.TITLES, ("mnist", "npz"), strict=True))

@@ -135,7 +135,7 @@ def test_the_keys_of_strangers_and_of_revoked_sites_are_refused_at_once(served: 
     kit = served.federation.kit("b")
     for _ in ("revoked", "stranger"):
         began_at = time.monotonic()
-        with pytest.raises(EngineError, match="does not take this site's key: it is revoked, or was never registered"):
+        with pytest.raises(EngineError, match="rejects this site's key: it is revoked or was never registered"):
             greeted(open_startup_kit(kit))
         assert time.monotonic() - began_at < 5
         (kit / "key").unlink()

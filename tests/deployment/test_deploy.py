@@ -127,8 +127,8 @@ def test_a_run_goes_on_by_itself_when_its_superlink_is_killed_and_started_again(
     start_superlink(federation)
     assert process.wait(400) == 0, (folder / "relinked.log").read_text()
     told = (folder / "relinked.log").read_text()
-    assert "the SuperLink ended in the middle of the run, which goes on when it is started again" in told
-    assert "the SuperLink restarted: the run goes on after round" in told
+    assert "the SuperLink stopped during the run; restart it within" in told
+    assert "the SuperLink restarted: the run continues after round" in told
     calm = fedsign("run", *SMALL, *own, *settings(results__root=folder / "linked"), folder=folder)
     assert calm.returncode == 0, calm.stderr
     (expected,) = folder.glob("linked/*/*/config.toml")
@@ -237,7 +237,7 @@ def test_a_strangers_key_is_refused(folder: Path) -> None:
     (kit / "key.pub").write_text(public + "\n", encoding="utf-8")
     refused = fedsign("deploy", "start", str(kit), folder=folder)
     assert refused.returncode == 1
-    assert "the SuperLink does not take this site's key" in refused.stderr
+    assert "the SuperLink rejects this site's key" in refused.stderr
     assert turned_away(open_federation(folder / "federation"), kit, kit / "key")
 
 

@@ -356,8 +356,7 @@ def activation_bytes(width: int) -> int:
 @pytest.mark.parametrize("name", ["plain", "fedprox", "fedsign"])
 def test_a_client_takes_no_more_than_what_it_trains_beyond_what_it_received(name: str, tmp_path: Path) -> None:
     """Peak bytes beyond the received tensors: the weights trained in the round, and for those trained at a time the
-    gradient
-    and two moments.
+    gradient and two moments.
 
     A penalty keeps up to four tensors of their size for its backward pass (FedSign: the sign, the absolute value, their
     product with the weights, the logistic function of that).

@@ -67,8 +67,7 @@ def test_every_place_is_there_equally_often() -> None:
     N).
 
     So sum (c_i - S p)^2 (N - 1) / (N S p (1 - p)) is chi-square with N - 1 = 23 degrees of freedom, with a probability
-    of
-    1e-4 below 6 and of 1e-4 above 57.  Places that took turns would give 0.
+    of 1e-4 below 6 and of 1e-4 above 57.  Places that took turns would give 0.
     """
     num_masks, size, num = 4000, 24, 6
     counts = np.zeros(size)

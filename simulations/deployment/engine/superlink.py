@@ -189,7 +189,7 @@ def _play_on(
             if process_of(federation) == process:
                 raise  # it is up, but does not answer
             _log.warning(
-                "the SuperLink ended in the middle of the run, which goes on when it is started again within %g s: %s",
+                "the SuperLink stopped during the run; restart it within %g s to continue the run: %s",
                 patience_s,
                 federation.server / "start.sh",
             )
@@ -197,7 +197,7 @@ def _play_on(
             _wait_for(federation, folder, patience_s)
             end_server_app(folder)
             round = checkpoints.rewind(folder)
-            told = {"site": SUPERLINK, "event": "restarted", "why": f"the run goes on after round {round}"}
+            told = {"site": SUPERLINK, "event": "restarted", "why": f"the run continues after round {round}"}
             # after the rewind, which has dropped events that were told already
             num_told = len(folder.records("members.jsonl"))
             folder.append("members.jsonl", {"round": round + 1, **told})
@@ -242,7 +242,9 @@ def _check_fits(federation: Federation, num_clients: int, min_replies: int) -> N
         )
     if num_active < num_clients:
         _log.warning(
-            "%d of the run's %d sites are revoked: it goes on without them.", num_clients - num_active, num_clients
+            "%d of the run's %d sites are revoked; the run continues without them.",
+            num_clients - num_active,
+            num_clients,
         )
     if len(served) > num_clients:
         _log.warning(

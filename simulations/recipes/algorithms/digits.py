@@ -38,7 +38,7 @@ _TRIALS: dict[str, dict[float, dict[str, Any]]] = {  # the same number for each 
     part("FedDyn's accuracy is that of an independent script", within(0.958, 0.015, "feddyn")),
     part("FedSign is above FedAvg by 1.5 points or more", at_least(0.015, "difference"), above(0.0, "difference_low")),
     part(
-        "FedSign is above FedAvg where each has the best of three settings: gamma, or the scale of the initial weights",
+        "FedSign is above FedAvg if each has the best of three values of gamma or of the initial weights' scale",
         above(0.0, "tuned_difference_low"),
     ),
     quick=[at_least(0.005, "difference"), at_least(0.75, "wins")],
@@ -51,12 +51,10 @@ def fedsign_beats_fedavg_digits(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Compare accuracies of the default experiment over 10 seeds (quick: 4, without FedDyn and tuning).
 
     The first thresholds come from an independent script (plain PyTorch, other code and random streams): FedAvg 0.914
-    and
-    FedSign 0.937, a difference of +2.3 points, over 20 seeds; FedDyn 0.958 over 148 seeds.
+    and FedSign 0.937, a difference of +2.3 points, over 20 seeds; FedDyn 0.958 over 148 seeds.
 
     The last part compares with a tuned baseline. FedSign's gamma is the best of three tried on digits, so FedAvg gets
-    three
-    trials of its initialization scale. Both are chosen on validation samples, with separate seeds.
+    three trials of its initialization scale. Both are chosen on validation samples, with separate seeds.
     """
     seeds = range(4) if quick else _SEEDS
     names = ("fedavg", "fedsign") if quick else ("fedavg", "fedsign", "feddyn")
@@ -131,10 +129,8 @@ def feddyn_faster_digits(quick: bool, where: Where = AT_HOME) -> Metrics:
     5 seeds (quick: 2, without FedProx).
 
     The expected accuracies come from an independent script (plain PyTorch, other random streams; 3 seeds). It uses one
-    test
-    set for all seeds, and so does this recipe, because the test set matters more here than the algorithm: over six
-    other
-    test sets, the script gives 0.923 to 0.948 for FedAvg and 0.942 to 0.976 for FedDyn.
+    test set for all seeds, and so does this recipe, because the test set matters more here than the algorithm: over six
+    other test sets, the script gives 0.923 to 0.948 for FedAvg and 0.942 to 0.976 for FedDyn.
     """
     runs = all_rounds(
         {

@@ -83,7 +83,7 @@ def first_four_fifths(train: AnySamples, num_clients: int, rng: np.random.Genera
     *(
         part(
             (
-                f"{cell.replace('_', ', ')}: the {published:.2%} published are within the 95 % prediction interval "
+                f"{cell.replace('_', ', ')}: the published {published:.2%} is within the 95 % prediction interval "
                 "of a run"
             ),
             at_most(1.0, f"{cell}_off"),
@@ -103,10 +103,9 @@ def first_four_fifths(train: AnySamples, num_clients: int, rng: np.random.Genera
 def federated_learning_pytorch(quick: bool, where: Where) -> Metrics:
     """Measure accuracies of the last round over 10 seeds (quick: the MLP, IID, 3 rounds, one seed).
 
-    A published accuracy is a single run, so it is compared with the 95 % prediction interval of a single run of ours:
-    m ± t(0.975, 9) s sqrt(1 + 1/10). `..._off` is the distance from m in units of the interval's half-width. The
-    thresholds
-    were fixed before anything was run.
+    A published accuracy is a single run, so it is compared with the 95 % prediction interval of a single run of ours: m
+    ± t(0.975, 9) s sqrt(1 + 1/10). `..._off` is the distance from m in units of the interval's half-width. The
+    thresholds were fixed before anything was run.
     """
     if quick:
         (lines,) = all_rounds({0: _experiment("mlp", "iid", 0, where, rounds=3)}).values()

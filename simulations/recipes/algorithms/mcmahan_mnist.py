@@ -48,7 +48,7 @@ def _ratio(cell: _Cell) -> str:
     ),
     *(
         part(
-            f"FedAvg on MNIST, {model}, {split}: as many rounds as the {rounds} published, within a factor of 1.5",
+            f"FedAvg on MNIST, {model}, {split}: rounds within a factor of 1.5 of the {rounds} published",
             at_least(2 / 3, _ratio((model, split))),
             at_most(1.5, _ratio((model, split))),
         )

@@ -66,9 +66,9 @@ def fedsign_table(quick: bool, where: Where) -> Shown:
     Paper: arXiv 2405.12489, section 6.2: CIFAR-10 and CINIC-10, alpha 10, 1 and 0.5, 100 clients, 10 % per round, 200
     rounds, 5 local epochs, batches of 64; FedAvg, FedProx, MOON, FedDyn, FedPAN, FedSign; accuracy of the final model
     on the global test set.  It gives neither network nor learning rate nor coefficients. This recipe follows the
-    authors'
-    other public code: VGG8 without BatchNorm, lr 0.03, momentum 0.9, weight decay 1e-5, random crops and flips. Each
-    algorithm has three values to choose from on validation samples: of its coefficient, or FedAvg's of the rate.
+    authors' other public code: VGG8 without BatchNorm, lr 0.03, momentum 0.9, weight decay 1e-5, random crops and
+    flips. Each algorithm has three values to choose from on validation samples: of its coefficient, or FedAvg's of the
+    rate.
 
     The paper states that FedSign surpasses the others. This holds if its mean is higher under each split, and the
     comparison shows the difference: Holm-corrected tests of all pairs, paired by seed, averaged over splits.
@@ -149,7 +149,7 @@ _SPLITS: dict[str, dict[str, Any]] = {
 
 @recipe(
     "One class a client costs FedAvg 10 points of accuracy or more, quantity skew at most 3.",
-    part("one class a client costs FedAvg 10 points or more", at_least(0.1, "loss_by_1_class")),
+    part("with one class per client, FedAvg loses at least 10 points", at_least(0.1, "loss_by_1_class")),
     part("quantity skew costs FedAvg at most 3 points", at_most(0.03, "loss_by_quantity")),
     quick=[at_least(0.05, "loss_by_1_class")],
     null={"loss_by_1_class": 0.0, "loss_by_quantity": 0.1},  # exchanged
@@ -249,9 +249,9 @@ _ROBUST = {
     *(
         part(f"{title} loses at most 3 points to {attack}", at_most(0.03, loss))
         for title, losses in _ROBUST.items()
-        for attack, loss in zip(("a flip", "scaling"), losses, strict=True)
+        for attack, loss in zip(("sign flipping", "scaling"), losses, strict=True)
     ),
-    part("FedAvg loses 20 points or more to a flip", _FALLS),
+    part("FedAvg loses at least 20 points to sign flipping", _FALLS),
     quick=[at_most(0.15, "trimmed_mean_loss_by_sign_flip"), _FALLS],
     null={"fedavg_loss_by_sign_flip": 0.0} | dict.fromkeys((loss for both in _ROBUST.values() for loss in both), 0.6),
     expected=Verdict.IN_PART,
@@ -261,13 +261,10 @@ def robust_table(quick: bool, where: Where = AT_HOME) -> Shown:
     """Return accuracies, and each rule's largest loss over the splits (3 seeds; quick: 2, fewer rounds and cells).
 
     20 clients, all of them in every round, 4 of them malicious ([attack], fraction 0.2). They send 5 times the opposite
-    of
-    their update, so that the mean update points backwards (0.8 - 0.2 x 5 = -0.2), or 10 times their update.  Rules: the
-    plain mean (FedAvg, FedSign), and Flower's Krum (Blanchard et al. 2017, arXiv 1703.02757), MultiKrum of 14 = n - f -
-    2
-    replies, trimmed mean without the 4 smallest and largest values, and median (Yin et al. 2018, arXiv 1803.01498),
-    each
-    with f = 4.  IID, and Dirichlet(0.5), under which honest updates are far apart.
+    of their update, so that the mean update points backwards (0.8 - 0.2 x 5 = -0.2), or 10 times their update.  Rules:
+    the plain mean (FedAvg, FedSign), and Flower's Krum (Blanchard et al. 2017, arXiv 1703.02757), MultiKrum of 14 = n -
+    f - 2 replies, trimmed mean without the 4 smallest and largest values, and median (Yin et al. 2018, arXiv
+    1803.01498), each with f = 4.  IID, and Dirichlet(0.5), under which honest updates are far apart.
 
     The hypothesis was fixed before anything was run: trimmed mean and MultiKrum lose at most 3 points under either
     attack on either split, and FedAvg loses 20 points or more under the sign flip.  A run that diverges counts as

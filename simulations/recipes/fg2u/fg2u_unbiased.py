@@ -35,10 +35,13 @@ _GAUSSIAN = ("gaussian_second_moment_1", "gaussian_second_moment_4")
         at_most(1e-10, "forward_error", "rademacher_mean_error"),
     ),
     part(
-        "with Rademacher directions its second moment is (N + b - 1) / b times the gradient's",
+        "with Rademacher directions, the estimate's second moment is (N + b - 1) / b times the gradient's",
         within(1.0, 1e-10, "rademacher_second_moment"),
     ),
-    part("with Gaussian directions it is (N + b + 1) / b times", within(1.0, 0.04, *_GAUSSIAN)),
+    part(
+        "with Gaussian directions, the second moment is (N + b + 1) / b times the gradient's",
+        within(1.0, 0.04, *_GAUSSIAN),
+    ),
     source="(FG)²U, section 3",
     quick=[*_EXACT, within(1.0, 0.1, *_GAUSSIAN)],
     null={  # a biased estimate, and each formula for the other's directions: (N + b -+ 1) / (N + b +- 1) at N = 8

@@ -137,7 +137,7 @@ class Library:
     ),
     part("(FG)²U through 24 or 48 steps is better than reverse unrolling through 6", below(0.0, *_DEEPER)),
     part(
-        "(FG)²U is better than eight times as many outer steps of reverse unrolling, too",
+        "(FG)²U is also better than reverse unrolling with eight times as many outer steps",
         below(0.0, *(f"{name}_longer" for name in _DEEPER)),
     ),
     source="(FG)²U, Table 2",

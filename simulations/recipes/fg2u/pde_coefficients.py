@@ -64,10 +64,10 @@ class Discovery:
         "sooner than with a network."
     ),
     part(
-        "with a numerical solver the coefficients of Burgers' equation are more exact than with a network",
+        "with a numerical solver, the coefficients of Burgers' equation are more accurate than with a network",
         below(1.0, "eps_phi_ratio"),
     ),
-    part("with a numerical solver the solution is more exact than with a network", below(1.0, "eps_u_ratio")),
+    part("with a numerical solver, the solution is more accurate than with a network", below(1.0, "eps_u_ratio")),
     part("with a numerical solver the network's error is reached in less time", below(1.0, "quadrature_time_ratio")),
     source="(FG)²U, Figure 2",
     quick=[at_most(0.1, "quadrature_eps_phi", "random_eps_phi")],

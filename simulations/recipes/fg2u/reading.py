@@ -141,8 +141,7 @@ def _features(text: str, words: Sequence[str], places: Sequence[int], logits: Te
     """Return features of each target [n, LENGTH, F], scaled to about 1.
 
     These are the model's surprise and entropy, the kind of character, whether it is in a word and where, and how often
-    the
-    model has seen that word.
+    the model has seen that word.
     """
     # feature i belongs to target i, which is character i + 1
     end = targets.numel() + 1

@@ -49,11 +49,11 @@ _EXPORT = (at_most(1e-3, "export_logits_error"), at_least(1.0, "export_same_toke
         "the result."
     ),
     part(
-        "four silos: the federation's loss is 0.85 of the pretrained model's or less, with LISA and with LoRA",
+        "four silos: with LISA and with LoRA, the loss is at most 0.85 times that of the pretrained model",
         at_most(0.85, *_TUNED),
     ),
     part(
-        "with LISA the federation's loss is 0.98 of the best silo's alone or less",
+        "with LISA, the loss is at most 0.98 times that of the best silo alone",
         at_most(0.98, "lisa_over_best_alone"),
     ),
     part("transformers loads the federation's model: the same logits, the same next words", *_EXPORT),

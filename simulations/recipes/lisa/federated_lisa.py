@@ -41,10 +41,10 @@ _METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, 
         "half the bytes up or fewer."
     ),
     part(
-        "federated LISA, one draw a round, ends within 3 % of full fine-tuning's loss",
+        "federated LISA with one draw per round ends within 3 % of full fine-tuning's loss",
         at_most(1.03, "per_round_over_full"),
     ),
-    part("federated LISA sends half of full fine-tuning's bytes or fewer", at_most(0.5, "bytes_up_over_full")),
+    part("federated LISA sends at most half of full fine-tuning's bytes", at_most(0.5, "bytes_up_over_full")),
     quick=[at_least(0.5, "share_of_gain"), at_most(0.5, "bytes_up_over_full")],
     null={"per_round_over_full": 1.1, "bytes_up_over_full": 1.0, "share_of_gain": 0.0},
     expected=Verdict.HOLDS,

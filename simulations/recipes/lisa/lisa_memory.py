@@ -44,16 +44,12 @@ def _peaks(estimates: Mapping[str, Estimate]) -> dict[str, float]:
         "LISA with 2 layers trains LLaMA-2-7B in 24 GB, and LLaMA-2-70B in less than LoRA of rank 128; it takes more "
         "with every layer."
     ),
+    part("LLaMA-2-7B with two layers fits into 24 GB with fused attention", at_most(24.0, "peak_7b_lisa_2l_gb")),
     part(
-        "LLaMA-2-7B with two layers fits into 24 GB, attention in a fused kernel", at_most(24.0, "peak_7b_lisa_2l_gb")
-    ),
-    part(
-        "LLaMA-2-7B with two layers fits into 24 GB with rows of 1,024 tokens and no such kernel, as in the paper",
+        "LLaMA-2-7B with two layers fits into 24 GB with 1,024 tokens and without fused attention, as in the paper",
         at_most(24.0, "math_7b_lisa_2l_gb"),
     ),
-    part(
-        "memory grows from embedding and head alone over two and four layers to all", above(0.0, "smallest_step_7b_gb")
-    ),
+    part("memory grows with the number of sampled layers: none, two, four, all", above(0.0, "smallest_step_7b_gb")),
     part("LLaMA-2-70B with two layers takes less than with LoRA of rank 128", above(0.0, "lora_minus_lisa_70b_gb")),
     source="LISA, section 4.1",
     given=[threshold for name, gb in _STATIC.items() for threshold in within(gb, 0.05, f"static_7b_{name}_gb")],

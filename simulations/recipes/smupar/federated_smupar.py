@@ -37,7 +37,7 @@ _EXACT = (at_most(0.0, "bytes_error"), at_most(1.01, "hidden_over_density"))
         "Sparse clients send density times the hidden part and no more of it; at densities 1/16 and 1/64, with the "
         "dense proxy's rate, SmuPar's loss is at least 5 % below the others'."
     ),
-    part("clients send the dense part and density times the hidden part, and no byte more", *_EXACT),
+    part("clients send exactly the dense weights and the nonzero hidden weights", *_EXACT),
     *(
         part(
             f"at density 1/{share} SmuPar's loss is 5 % or more below that of {title}",

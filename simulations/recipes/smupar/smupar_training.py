@@ -63,7 +63,7 @@ _HALF, _SPREADS = (("rate_only_start_high", "init_only_change_high"), ("sp_sprea
     ),
     part("under SP and muP activations vanish at density 1/16", at_most(0.12, *_STARTS), at_most(0.15, *_ENDS)),
     part("with half of SmuPar's corrections activations or their changes shrink", at_most(0.75, *_HALF)),
-    part("under SmuPar activations are of one size at all densities", at_most(2.0, "smupar_spread")),
+    part("under SmuPar, activations have the same size at all densities", at_most(2.0, "smupar_spread")),
     part("under SP and muP activations shrink with the density", at_least(20.0, *_SPREADS)),
     source="SμPar, Figure 5",
     null={
@@ -105,10 +105,13 @@ def smupar_coordinate_check(quick: bool) -> Metrics:
 
 @recipe(
     "Under RigL and gradual magnitude pruning no parameterization keeps its learning rate; SmuPar over-corrects.",
-    part("muP's best rate moves up under RigL", at_least(2.0, "mup_rigl_moved")),
-    part("muP's best rate moves up under gradual pruning", at_least(2.0, "mup_gmp_moved")),
-    part("SmuPar over-corrects under RigL: its best rate moves down", at_most(-2.0, "smupar_rigl_moved")),
-    part("SmuPar over-corrects under gradual pruning: its best rate moves down", at_most(-2.0, "smupar_gmp_moved")),
+    part("muP's best learning rate increases under RigL", at_least(2.0, "mup_rigl_moved")),
+    part("muP's best learning rate increases under gradual pruning", at_least(2.0, "mup_gmp_moved")),
+    part("SmuPar over-corrects under RigL: its best learning rate decreases", at_most(-2.0, "smupar_rigl_moved")),
+    part(
+        "SmuPar over-corrects under gradual pruning: its best learning rate decreases",
+        at_most(-2.0, "smupar_gmp_moved"),
+    ),
     source="SμPar, Figure 12",
     given=within(0.0, 1.0, "smupar_static_moved"),  # the control
     # in a quick check, whose rates are two factors of two apart, the optimum must not move at all
@@ -126,15 +129,12 @@ def smupar_dynamic(quick: bool) -> Metrics:
     Quick: only SmuPar, without pruning, one seed, fewer rates.
 
     Paper: Figure 12: under RigL and under gradual magnitude pruning the best learning rate moves with the density, in
-    SP
-    (not tried here), muP and SmuPar alike.  SmuPar overcorrects: its rules assume weights independent of their masks,
-    and
-    weights selected by magnitude are not.  SmuPar does not claim to cover dynamic sparsity.
+    SP (not tried here), muP and SmuPar alike.  SmuPar overcorrects: its rules assume weights independent of their
+    masks, and weights selected by magnitude are not.  SmuPar does not claim to cover dynamic sparsity.
 
     Masks change every 8 steps until step 96, at density 1/32, about as often per training as in the paper (every 100 of
     1,169 steps); RigL drops 0.3.  Rates are a factor of two apart, and the move of the best rate from density 1 is
-    counted
-    in such bins.  At density 1 nothing changes, so all three rules share it, and muP is SmuPar.
+    counted in such bins.  At density 1 nothing changes, so all three rules share it, and muP is SmuPar.
 
     One seed leaves an uncertainty of one bin, so two bins count as a move: up under muP, as with static masks, and down
     under SmuPar, which overcorrects.
@@ -166,11 +166,11 @@ _AT_THE_LOWEST = at_most(0.93, "smupar_over_sp_32", "smupar_over_mup_32")
 @recipe(
     "With one rate for all densities SmuPar has the lowest loss at every density, and at the lowest by 7 % or more.",
     part(
-        "with one rate for all densities SmuPar's loss at 1/32 is 7 % or more below that of SP",
+        "with one learning rate for all densities, SmuPar's loss at 1/32 is at least 7 % below SP's",
         at_most(0.93, "smupar_over_sp_32"),
     ),
     part(
-        "with one rate for all densities SmuPar's loss at 1/32 is 7 % or more below that of muP",
+        "with one learning rate for all densities, SmuPar's loss at 1/32 is at least 7 % below muP's",
         at_most(0.93, "smupar_over_mup_32"),
     ),
     part(
@@ -188,14 +188,13 @@ def smupar_pareto(quick: bool) -> Metrics:
     Quick: the lowest density, one seed.
 
     Paper: Figure 3: one model of 610 million weights at densities down to 1/128, each scheme with one initialization
-    and
-    one rate for all; at the lowest density SmuPar's loss is 11.9 % below that of SP and 1.9 % below that of muP.
+    and one rate for all; at the lowest density SmuPar's loss is 11.9 % below that of SP and 1.9 % below that of muP.
 
     SP's rate is tuned on the dense model of width 128 itself; that of muP and SmuPar on a dense proxy of width 64, as
-    in
-    the paper.  Floating-point operations are 6 per remaining weight and character, as if removed weights cost nothing,
-    which is not true on this hardware.  `iso`: wide sparse models with as many hidden weights as the dense proxy, under
-    SmuPar (the paper's Figure 10 compares such models; no threshold, since they also have more embeddings).
+    in the paper.  Floating-point operations are 6 per remaining weight and character, as if removed weights cost
+    nothing, which is not true on this hardware.  `iso`: wide sparse models with as many hidden weights as the dense
+    proxy, under SmuPar (the paper's Figure 10 compares such models; no threshold, since they also have more
+    embeddings).
     """
     schemes, widest = ("sp", "mup", "smupar"), 4 * BASE_WIDTH
     densities = (_LOWEST,) if quick else (1.0, 1 / 4, 1 / 16, _LOWEST)

@@ -58,8 +58,7 @@ def _read(found: Found) -> dict[str, float]:
     """Read metrics of each scheme off a sweep, and SmuPar's loss relative to each other scheme, in the last condition.
 
     `moved`: largest move of the optimum, in factors of two; `raised`: its move up from the proxy's; `excess`: of the
-    loss
-    at the proxy's best value; `kept_to`: ratio at the proxy's best values, `best_to`: at each scheme's own best.
+    loss at the proxy's best value; `kept_to`: ratio at the proxy's best values, `best_to`: at each scheme's own best.
     """
     metrics = {"optima_at_an_edge": float(sum(row["is_at_edge"] for row in found.summary))}
     own, kept = {}, {}
@@ -95,13 +94,16 @@ _COSTS = at_most(0.02, "smupar_excess")
         "parameterization and muP."
     ),
     part(
-        "under SmuPar the best rate is the same at every density, and the dense one costs at most 2 %",
+        "under SmuPar, the best learning rate is the same at every density; the dense one costs at most 2 % more loss",
         at_most(1, "smupar_moved"),
         _COSTS,
     ),
-    part("under SP and muP the best rate moves with the density", _MOVE),
-    part("at the dense model's best rates SmuPar's loss at 1/32 is 7 % or more below theirs", _KEPT),
-    part("with rates tuned for 1/32 SmuPar is still below both", below(1.0, "best_to_sp", "best_to_mup")),
+    part("under SP and muP, the best learning rate changes with the density", _MOVE),
+    part("at the dense model's best learning rates, SmuPar's loss at 1/32 is at least 7 % below SP's and muP's", _KEPT),
+    part(
+        "with learning rates tuned for 1/32, SmuPar's loss is still below SP's and muP's",
+        below(1.0, "best_to_sp", "best_to_mup"),
+    ),
     source="SμPar, Figures 6, 8 and 9",
     quick=[at_most(2, "smupar_moved"), _MOVE, _KEPT, _COSTS],  # rates are two factors of two apart
     null={"smupar_moved": 5, "smupar_excess": 0.1, "sp_moved": 0, "mup_moved": 0}
@@ -114,14 +116,12 @@ def smupar_lr_transfer(quick: bool) -> Shown:
     Quick: 1 seed, 64 steps, densities 1 and 1/32, every second rate, no proxy.
 
     Paper: Figures 6 and 9: at a fixed width, SmuPar's optimum is near 2^-6 at all densities, while the others' move
-    with
-    the density; and it equals that of a narrow dense proxy, of width 64 here.
+    with the density; and it equals that of a narrow dense proxy, of width 64 here.
 
     The hypothesis: hidden updates scale as density times rate. Without correction the optimum therefore moves by log2
-    of
-    1/density, 5 factors of two at 1/32, and by at least 4, since the dense embeddings pull it back.  The gain is
-    measured
-    at the proxy's rate; with rates tuned for each density the schemes should be close, and the metrics show how close.
+    of 1/density, 5 factors of two at 1/32, and by at least 4, since the dense embeddings pull it back.  The gain is
+    measured at the proxy's rate; with rates tuned for each density the schemes should be close, and the metrics show
+    how close.
     """
     name, schemes = "smupar-lr-transfer", ("sp", "mup", "smupar")
     asked = rates(quick, seeds=1 if quick else 3)
@@ -146,11 +146,14 @@ def smupar_lr_transfer(quick: bool) -> Shown:
         "standard parameterization and muP."
     ),
     part(
-        "under SmuPar the best start is the same at every density, and the dense one costs at most 2 %",
+        "under SmuPar, the best initial scale is the same at every density; the dense one costs at most 2 % more loss",
         at_most(1, "smupar_moved"),
         _COSTS,
     ),
-    part("under SP and muP the best start moves up as the density falls", at_least(2, "sp_raised", "mup_raised")),
+    part(
+        "under SP and muP, the best initial scale increases as the density decreases",
+        at_least(2, "sp_raised", "mup_raised"),
+    ),
     source="SμPar, Figure 7",
     quick=[at_most(0, "smupar_moved"), _COSTS],  # deviations are two factors of two apart
     null={"smupar_moved": 2, "smupar_excess": 0.1, "sp_raised": 0, "mup_raised": 0},
@@ -163,12 +166,10 @@ def smupar_init_transfer(quick: bool) -> Shown:
     Here with a base of 64, at the dense model's best rate under muP, densities 1 and 1/32.
 
     The hypothesis is the paper's: a hidden layer's output scales as its deviation times the root of the density.
-    Without
-    correction the optimum therefore moves up by log2 of sqrt(32), 2.5 factors of two, and by at least 2, since the
-    dense
-    embeddings, which start with the same deviation, pull it back.  When the thresholds were written, a trial with one
-    seed
-    had moved by 2 under the standard parameterization and by none under muP; the thresholds still follow the paper.
+    Without correction the optimum therefore moves up by log2 of sqrt(32), 2.5 factors of two, and by at least 2, since
+    the dense embeddings, which start with the same deviation, pull it back.  When the thresholds were written, a trial
+    with one seed had moved by 2 under the standard parameterization and by none under muP; the thresholds still follow
+    the paper.
     """
     name = "smupar-init-transfer"
     found = swept(name, starts(quick, seeds=1 if quick else 3), quick=quick)
@@ -187,20 +188,21 @@ _HALVES = (at_least(2, "init_only_moved"), at_most(0.97, "both_to_init_only"))
         "worse for a sparse one than with both."
     ),
     part(
-        "with both the dense model's best rate and start stay the best",
+        "with both corrections, the dense model's best learning rate and initial scale remain the best",
         at_most(1, "both_moved"),
         within(0, 1, "both_start_raised"),
     ),
     part(
-        "with the start alone the best rate moves, and the dense model's gives 3 % more loss than with both", *_HALVES
+        "corrected initialization alone: the best rate changes; the dense one gives 3 % more loss than with both",
+        *_HALVES,
     ),
     part(
-        "with the rates alone the dense model's rate gives 3 % more loss than with both",
+        "corrected learning rates alone: the dense model's rate gives 3 % more loss than both corrections",
         at_most(0.97, "both_to_rate_only"),
     ),
-    part("with the rates alone the best start moves up", at_least(2, "rate_only_start_raised")),
+    part("corrected learning rates alone: the best initial scale increases", at_least(2, "rate_only_start_raised")),
     part(
-        "with the start alone the best start gives 3 % more loss than with both",
+        "corrected initialization alone: the best scale gives 3 % more loss than both corrections",
         at_most(0.97, "best_start_both_to_init_only"),
     ),
     source="SμPar, Figures 13 and 14",
@@ -217,20 +219,15 @@ def smupar_ablation(quick: bool) -> Shown:
     Paper: Figure 14 (rates) and Figure 13 (initialization).
 
     The hypothesis: with the initialization alone, hidden updates scale as density times rate, as without any
-    correction, so
-    the optimum moves by 5 factors of two at 1/32, by at least 2, since the embeddings pull it back.  With the rates
-    alone,
-    updates are right but the initial weights vanish; the best rate may then hold, but its loss is worse than with both.
+    correction, so the optimum moves by 5 factors of two at 1/32, by at least 2, since the embeddings pull it back.
+    With the rates alone, updates are right but the initial weights vanish; the best rate may then hold, but its loss is
+    worse than with both.
 
     For the initialization (`best_start_`: at each scheme's own best at density 1/32): with the rates alone nothing
-    corrects
-    it, so the best deviation moves up by log2 of sqrt(32), 2.5 factors of two, by at least 2. With the initialization
-    alone
-    hidden layers learn too little at any deviation, and the loss at the best one is worse than with both.  This part
-    was
-    written after `smupar-init-transfer` and its own sweep, where nothing moved up, had been measured; it still follows
-    the
-    paper.
+    corrects it, so the best deviation moves up by log2 of sqrt(32), 2.5 factors of two, by at least 2. With the
+    initialization alone hidden layers learn too little at any deviation, and the loss at the best one is worse than
+    with both.  This part was written after `smupar-init-transfer` and its own sweep, where nothing moved up, had been
+    measured; it still follows the paper.
     """
     name = "smupar-ablation"
     schemes = {"smupar": "both", "smupar-init": "init_only", "smupar-rate": "rate_only"}

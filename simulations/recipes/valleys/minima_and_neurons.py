@@ -36,8 +36,10 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left the outcome open
         "On the line from a minimum of small batches to one of large ones, the small batches' is sharper and nearly "
         "symmetric, the large batches' flatter and asymmetric."
     ),
-    part("between minima of small and of large batches, that of small ones is the sharper", above(0.0, "sharper_low")),
-    part("that of large batches is the more asymmetric", above(0.0, "more_asymmetric_low")),
+    part("the minimum of small batches is sharper than that of large batches", above(0.0, "sharper_low")),
+    part(
+        "the minimum of large batches is more asymmetric than that of small batches", above(0.0, "more_asymmetric_low")
+    ),
     part("the minimum of small batches is nearly symmetric", at_most(SYMMETRIC, "small_asymmetry")),
     part("the minimum of large batches is asymmetric", above(SYMMETRIC, "large_asymmetry")),
     source="FedSign, section 3.2",
@@ -101,17 +103,19 @@ def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Metr
         "weights a barrier grows between them."
     ),
     part(
-        "two models that go on from a trained start keep its signs: SSR above 0.95",
+        "two models trained further from the same trained weights keep their signs: same-sign ratio above 0.95",
         above(0.95, "trained_ssr_50", "trained_ssr_start_50"),
     ),
-    part("the mean of two models from a trained start is better than they are", above(0.0, "trained_gap_low")),
-    part("models from random weights keep fewer signs", above(0.0, "ssr_difference_low")),
     part(
-        "the mean of two models from random weights gets worse beside them the longer they train",
+        "the average of two models from the same trained weights is better than either", above(0.0, "trained_gap_low")
+    ),
+    part("models from random weights have a lower same-sign ratio", above(0.0, "ssr_difference_low")),
+    part(
+        "the longer two models train from random weights, the worse their average is compared with them",
         below(0.0, "random_gap_growth_high"),
     ),
     part(
-        "the mean of two models from random weights is worse than they are in the end: a barrier",
+        "in the end, the average of two models from random weights is worse than they are: there is a barrier",
         below(0.0, "random_gap_high"),
     ),
     source="FedSign, section 4",
@@ -125,16 +129,12 @@ def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return sign ratios and gaps over 20 seeds (quick: 1), after 1, 3, 10 and 50 epochs.
 
     Paper: the data in two halves, one model trained on each from the same start; same-sign ratios of start and A, start
-    and
-    B, A and B; gap = Acc(0.5 A + 0.5 B) - 0.5 (Acc(A) + Acc(B)).  From random weights the ratio falls and the gap with
-    it;
-    from trained ones the ratio stays above 0.95 and the gap is positive: the averaged model is better than its parts.
-    Here
-    three shares: one trains the start, the other two continue.
+    and B, A and B; gap = Acc(0.5 A + 0.5 B) - 0.5 (Acc(A) + Acc(B)).  From random weights the ratio falls and the gap
+    with it; from trained ones the ratio stays above 0.95 and the gap is positive: the averaged model is better than its
+    parts. Here three shares: one trains the start, the other two continue.
 
     `random_gap_growth` is the gap after 50 epochs minus that after 1; `_low` and `_high` are ends of 95 % intervals
-    over
-    seeds.
+    over seeds.
     """
     epochs_tried = (10, 50) if quick else (1, 3, 10, 50)
     found = defaultdict[str, list[float]](list)
@@ -191,8 +191,7 @@ def softmax_demo(quick: bool) -> Metrics:
     """Return errors over 10 noise draws (quick: 3).
 
     Paper: Figure 29: logistic regression on scikit-learn's digits (500 iterations, no intercept, fitted and evaluated
-    on
-    all of them); noise G(0, 1), or |G(0, 1)| sign(W), raw; 21 lambdas from -1 to 1.
+    on all of them); noise G(0, 1), or |G(0, 1)| sign(W), raw; 21 lambdas from -1 to 1.
     """
     from sklearn.datasets import load_digits
     from sklearn.linear_model import LogisticRegression
@@ -229,7 +228,7 @@ def softmax_demo(quick: bool) -> Metrics:
         above(0.0, "smallest_step_of_deciles"),
     ),
     part(
-        "its output after the ReLU shifts, too: a larger share is above 0 and no decile falls",
+        "the neuron's output after the ReLU shifts, too: a larger fraction is above 0, and no decile decreases",
         above(0.0, "smallest_step_of_share"),
         at_least(0.0, "smallest_step_of_output_deciles"),
     ),
@@ -278,10 +277,10 @@ def relu_demo(quick: bool) -> Metrics:
 @recipe(
     "More hidden units stay active or inactive after a step along the model's signs than after one against them.",
     part(
-        "more hidden units stay what they are after a step along the model's signs than after one against them",
+        "more hidden units keep their state (on or off) after a step along the model's signs than against them",
         above(0.0, "smallest_low"),
     ),
-    part("control: before the training that difference is smaller", above(0.0, "smallest_gain_low")),
+    part("control: before training, this difference is smaller", above(0.0, "smallest_gain_low")),
     source="FedSign, section 5",
     quick=[above(0.0, "smallest_difference")],
     null=dict.fromkeys(("smallest_low", "smallest_gain_low", "smallest_difference"), 0.0),
@@ -296,8 +295,7 @@ def activation_confusion(quick: bool, where: Where = AT_HOME) -> Metrics:
     layer of an MLP 64-128-128-10 on digits, norm-scaled.
 
     The control is ours. It was added when untrained networks turned out to behave alike: a step along the signs
-    enlarges
-    weights, one against them flips small ones.  `gain`: the difference after training minus that before.
+    enlarges weights, one against them flips small ones.  `gain`: the difference after training minus that before.
     """
     steps = (0.2, 0.4, 0.6, 0.8, 1.0)
     found = defaultdict[tuple[str, float], list[float]](list)  # per network, the mean over its noise draws

@@ -39,7 +39,10 @@ _ONE_SIDED = ("gaussian_1", "uniform_01", "binary", "ones")
         "with the model's signs all seven noises are flat on the positive side and sharp on the negative",
         above(SYMMETRIC, "smallest_low_with_signs"),
     ),
-    part("raw, the noises of one sign are near symmetric, too", at_most(SYMMETRIC, "largest_raw_of_one_sign")),
+    part(
+        "without the model's signs, one-signed noises are nearly symmetric, too",
+        at_most(SYMMETRIC, "largest_raw_of_one_sign"),
+    ),
     source="FedSign, Figures 2 and 3",
     quick=[above(0.0, "smallest_with_signs")],
     null={"smallest_low_with_signs": 0.0, "smallest_with_signs": 0.0, "largest_raw_of_one_sign": 0.2},
@@ -50,13 +53,12 @@ def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries of the seven kinds of noise over 10 networks and 3 draws each (quick: 4 and 1), s = 1.
 
     Paper: Figures 2 and 3: raw, the noises are near symmetric, the last four slightly asymmetric with BatchNorm; with
-    the
-    signs of theta_f all seven are flat on the positive side.  Intervals are over networks, each the mean of its draws.
+    the signs of theta_f all seven are flat on the positive side.  Intervals are over networks, each the mean of its
+    draws.
 
     Raw noise of both signs is symmetric in expectation around any network, because each draw is as likely as its
-    opposite;
-    it decides nothing.  The part of the claim that can fail is that one-signed noise is near symmetric without
-    BatchNorm.
+    opposite; it decides nothing.  The part of the claim that can fail is that one-signed noise is near symmetric
+    without BatchNorm.
     """
     num_networks, num_noises = (4, 1) if quick else (10, 3)
     found = defaultdict[str, list[float]](list)
@@ -101,8 +103,7 @@ def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return errors on both sides by the fraction of signs, s = 2: 5 networks, 5 draws each (quick: 2, fewer).
 
     Paper: Figure 4: Gaussian noise, of which a fraction r of the elements gets the signs of theta_f. The mean test
-    error
-    over [0, 1] falls with r, that over [-1, 0] rises.  Draws and order of elements are the same for every r.
+    error over [0, 1] falls with r, that over [-1, 0] rises.  Draws and order of elements are the same for every r.
     """
     ratios = [step / 10 for step in range(0, 11, 2 if quick else 1)]
     ends = defaultdict[str, list[float]](list)
@@ -132,7 +133,9 @@ def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
     ),
     part("theta_f, sign(theta_f) and sign(theta_f - mu) are asymmetric", above(SYMMETRIC, "smallest_low_of_signs")),
     part("sgp(theta_f) and sgp(theta_f - mu) are not asymmetric", at_most(SYMMETRIC, "largest_of_sgp")),
-    part("without BatchNorm the initial weights are no asymmetric direction", at_most(SYMMETRIC, "initial_size")),
+    part(
+        "without BatchNorm, the direction of the initial weights is not asymmetric", at_most(SYMMETRIC, "initial_size")
+    ),
     source="FedSign, Figure 5",
     quick=[above(0.0, "smallest_of_signs")],
     null={"smallest_of_signs": 0.0, "smallest_low_of_signs": 0.0, "largest_of_sgp": 0.1, "initial_size": 0.1},
@@ -143,8 +146,7 @@ def valley_special_directions(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries of the six special directions over 10 networks (quick: 3), s = 1.
 
     Paper: Figure 5: theta_0, theta_f, sign(theta_f), sign(theta_f - mu) asymmetric; sgp(theta_f), sgp(theta_f - mu)
-    not.
-    It explains theta_0 by BatchNorm's weights, which start at 1; without BatchNorm it should be symmetric.
+    not. It explains theta_0 by BatchNorm's weights, which start at 1; without BatchNorm it should be symmetric.
     """
     found = defaultdict[str, list[float]](list)
     for target in networks(3 if quick else 10, where=where):
@@ -185,11 +187,11 @@ _TITLES = {"lr": "the learning rate", "batch": "the batch size", "weight_decay":
         "positive side stays the flat one."
     ),
     part(
-        "with the model's signs the positive side is the flat one at every learning rate, batch size and weight decay",
+        "with the model's signs, the positive side is flat at every learning rate, batch size, and weight decay",
         above(SYMMETRIC, "smallest_low"),
     ),
     *(part(f"{_TITLES[name]} changes how wide the valley is", above(0.0, f"{name}_width_low")) for name in _PAIRS),
-    part("small batches give the narrower valley", above(0.0, "batch_narrower_low")),
+    part("small batches give a narrower valley than large ones", above(0.0, "batch_narrower_low")),
     source="FedSign, section 3.2 and appendix",
     quick=[at_least(SYMMETRIC, "mean_asymmetry")],
     null=dict.fromkeys(("smallest_low", "mean_asymmetry", "batch_narrower_low"), 0.0)
@@ -201,16 +203,12 @@ def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries and mean errors on both sides, over 5 networks and 3 draws each (quick: 1 and 2), s = 1.
 
     Paper: appendix: lr {0.1, 0.003}, batches {32, 2048}, weight decay {1e-3, 1e-5}. They change a valley's width, not
-    which
-    side is flat; small batches are sharper.  A batch of 2048 would exceed all 1,437 samples: 512, for eight times as
-    many
-    epochs, since an epoch has only three of them.
+    which side is flat; small batches are sharper.  A batch of 2048 would exceed all 1,437 samples: 512, for eight times
+    as many epochs, since an epoch has only three of them.
 
     `rise`: the mean error over both sides minus the network's; the higher, the narrower the valley.  `..._width_low`:
-    the
-    distance from 0 of the 95 % interval of the difference of two settings' rises, paired by seed; negative if the
-    interval
-    contains 0.
+    the distance from 0 of the 95 % interval of the difference of two settings' rises, paired by seed; negative if the
+    interval contains 0.
     """
     num_networks, num_noises = (1, 2) if quick else (5, 3)
     asymmetries, rises = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
@@ -297,15 +295,15 @@ _POSITIVE = ("ones_norms", "uniform_norms", "ones_filter", "uniform_filter")
         "symmetric where they began on both sides."
     ),
     *(
-        part(f"BatchNorm's weights that began {began} are all above 0 after the training", at_least(1.0, metric))
+        part(f"BatchNorm weights initialized {began} are all above 0 after training", at_least(1.0, metric))
         for began, metric in {"at 1": "ones_share_above_0", "from U(0, 1)": "uniform_share_above_0"}.items()
     ),
     part(
-        "noise of {0, 1} on BatchNorm's weights that began at 1 or from U(0, 1) is asymmetric, under both scalings",
+        "{0, 1} noise on BatchNorm weights initialized at 1 or from U(0, 1) is asymmetric under both scalings",
         at_least(0.1, "smallest_of_positive"),
     ),
     part(
-        "noise of {0, 1} on BatchNorm's weights that began from G(0, 0.1) is nearly symmetric, under both scalings",
+        "{0, 1} noise on BatchNorm weights initialized from G(0, 0.1) is nearly symmetric under both scalings",
         at_most(SYMMETRIC, "largest_of_gaussian"),
     ),
     source="FedSign, Figure 6",
