@@ -48,7 +48,7 @@ class Experiment:
     @property
     def serves(self) -> StrategyTraits:
         if self.strategy is None:
-            return StrategyTraits(takes_target=True, takes_parts=True)
+            return StrategyTraits(proposes_update=True, takes_parts=True)
         return StrategyTraits.of(self.strategy)
 
     @cached_property
@@ -135,7 +135,7 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
         "use a model with a hidden layer",
     ),
     Rule(
-        lambda its: not its.serves.takes_target and its.config.server.optimizer.is_chosen,
+        lambda its: not its.serves.proposes_update and its.config.server.optimizer.is_chosen,
         "server.optimizer.name={config.server.optimizer.name} was given, but strategy {config.strategy.name} is "
         "Flower's and moves the server by itself",
         "set server.optimizer.name=none, or take a strategy of FedSign's",
@@ -169,5 +169,5 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
         "contrast is a mean over samples (contrast_is_mean)",
         "set it to 0",
     ),
-    Choice(made=lambda its: not its.serves.takes_target, rules="strategies.flower.rules:RULES"),
+    Choice(made=lambda its: not its.serves.proposes_update, rules="strategies.flower.rules:RULES"),
 )

@@ -39,6 +39,17 @@ def warn(former: str, name: str, *, stacklevel: int = 3) -> None:
     warnings.warn(said, FormerNameWarning, stacklevel=stacklevel)
 
 
+def rename_members(cls: type, names: Mapping[str, str]) -> None:
+    """Accept members that a class defines under former names, and let its subclasses call them by these."""
+    for former, name in names.items():
+        if former in cls.__dict__ and name not in cls.__dict__:
+            # the class statement lies above __init_subclass__ and ABCMeta.__new__
+            warn(f"{cls.__name__}.{former}", name, stacklevel=5)
+            setattr(cls, name, cls.__dict__[former])
+        elif name in cls.__dict__:
+            setattr(cls, former, cls.__dict__[name])  # for `super().former(...)`
+
+
 def current_path(path: str, *, warns: bool = True) -> str:
     """The path of a key, also where it is given under its former name.
 

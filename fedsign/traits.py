@@ -104,7 +104,7 @@ class StrategyTraits(Traits):
     """How the server treats replies."""
 
     kind = "strategy"
-    takes_target: bool = False  # proposes a server update (`move`), which a server optimizer or privacy may change
+    proposes_update: bool = False  # has `server_update`, whose proposal a server optimizer or privacy may change
     takes_parts: bool = False  # accepts replies that hold a part of the model
     own_aggregation: str = ""  # the method with which a subclass aggregates raw replies
     weights_replies: bool = False  # replies may have unequal weights

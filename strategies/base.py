@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from pydantic import Field
 from torch import nn
 
+from fedsign import former_names
 from fedsign.errors import ConfigError, RoundError
 from fedsign.federation.aggregation import Aggregate as Aggregate  # re-exported for custom strategies
 from fedsign.federation.aggregation import Aggregator, weighted_mean
@@ -44,9 +45,13 @@ class Strategy(FlowerStrategy):
     Outside `simulations` it samples every node, with seed 0, unless the train config sets `seed` and `cohort-size`.
     """
 
-    takes_target: ClassVar[bool] = True  # traits, see `fedsign.traits.StrategyTraits`
+    proposes_update: ClassVar[bool] = True  # traits, see `fedsign.traits.StrategyTraits`
     takes_parts: ClassVar[bool] = True
     search_space: ClassVar[Mapping[str, str] | None] = None  # for the strategy's own settings
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        former_names.rename_members(cls, {"move": "server_update", "takes_target": "proposes_update"})
 
     def __init__(self, *, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         self.weighting = weighting
@@ -76,9 +81,9 @@ class Strategy(FlowerStrategy):
             return self.weights[reply.partition]
         return 1.0 if self.weighting == "uniform" else float(reply.num_examples)
 
-    def move(self, round: Aggregate) -> Tensors:
-        """The proposal: the next served model, unless a server optimizer steps toward it instead."""
-        return round.mean
+    def server_update(self, aggregate: Aggregate) -> Tensors:
+        """The proposed next served model; a server optimizer takes a step toward it instead."""
+        return aggregate.mean
 
     def evaluated(self, mean: Tensors) -> Tensors | None:
         """The model to test and save, if it is not the served one."""
@@ -166,14 +171,14 @@ class Strategy(FlowerStrategy):
         if aggregate is None:
             return None
         self.evaluated_model = self.evaluated(aggregate.mean)
-        target = self.move(aggregate)
+        proposal = self.server_update(aggregate)
         if self.server_optimizer is not None:
-            stepped = self.server_optimizer.step(self._served, target, aggregate.parameters)
+            stepped = self.server_optimizer.step(self._served, proposal, aggregate.parameters)
             # buffers have no step and stay at the mean
-            target = {**target, **stepped}
+            proposal = {**proposal, **stepped}
         # Partial updates: a tensor that no client sent keeps its served value, whatever the strategy proposes for it.
         unsent = {name: self._served[name] for name, num in aggregate.num_sent.items() if not num}
-        return {**target, **unsent} if unsent else target
+        return {**proposal, **unsent} if unsent else proposal
 
     # Flower's interface
 

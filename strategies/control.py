@@ -56,16 +56,16 @@ class Control(Strategy):
         self._signs = self._signs or random_signs(served, seed)  # the same in all rounds
         return replace(request, shared=self._signs)
 
-    def move(self, round: Aggregate) -> Tensors:
+    def server_update(self, aggregate: Aggregate) -> Tensors:
         """The mean, rescaled to the norms of this round."""
-        names, target = round.parameters, dict(round.mean)
+        names, target = aggregate.parameters, dict(aggregate.mean)
         if self.update_norms:
             # updates before weights: rescaling the weights changes the update's norm
-            updates = {name: target[name] - round.served[name] for name in names}
-            factor = _ratio(self.update_norms, round.round, norm_of(updates, names), "update_norms")
-            target |= {name: round.served[name] + factor * updates[name] for name in names}
+            updates = {name: target[name] - aggregate.served[name] for name in names}
+            factor = _ratio(self.update_norms, aggregate.round, norm_of(updates, names), "update_norms")
+            target |= {name: aggregate.served[name] + factor * updates[name] for name in names}
         if self.weight_norms:
-            factor = _ratio(self.weight_norms, round.round, norm_of(target, names), "weight_norms")
+            factor = _ratio(self.weight_norms, aggregate.round, norm_of(target, names), "weight_norms")
             target |= {name: factor * target[name] for name in names}
         return target
 

@@ -38,14 +38,14 @@ class FedDyn(Strategy):
         """Task loss, the client's linear term, and the pull toward theta_t."""
         return ObjectiveSpec(name="feddyn", settings={"alpha": self.alpha})
 
-    def move(self, round: Aggregate) -> Tensors:
+    def server_update(self, aggregate: Aggregate) -> Tensors:
         """mean + mean_h, with this round's drift already in mean_h."""
-        mean, trained = round.mean, round.parameters
+        mean, trained = aggregate.mean, aggregate.parameters
         for name in trained:
             h = self.kept.get(name, torch.zeros_like(mean[name]))
             # |S_p| / K, not 1: the h_k of clients that were not sampled stay
-            share = round.num_sent[name] / round.num_clients
-            self.kept[name] = h + share * (mean[name] - round.served[name])
+            share = aggregate.num_sent[name] / aggregate.num_clients
+            self.kept[name] = h + share * (mean[name] - aggregate.served[name])
         return {**mean, **{name: mean[name] + self.kept[name] for name in trained}}
 
     def evaluated(self, mean: Tensors) -> Tensors | None:

@@ -39,11 +39,11 @@ class SCAFFOLD(Strategy):
         """c; empty in the first round, when it is zero."""
         return dict(self.kept)
 
-    def move(self, round: Aggregate) -> Tensors:
+    def server_update(self, aggregate: Aggregate) -> Tensors:
         """The mean; c takes in the clients' changes."""
         # `extra` is the replies' mean; c is the mean over the population, where the others have not changed
-        share = round.num_replies / round.num_clients
-        for name in round.parameters:
-            control = self.kept.get(name, torch.zeros_like(round.mean[name]))
-            self.kept[name] = control + share * round.extra[name]
-        return round.mean
+        share = aggregate.num_replies / aggregate.num_clients
+        for name in aggregate.parameters:
+            control = self.kept.get(name, torch.zeros_like(aggregate.mean[name]))
+            self.kept[name] = control + share * aggregate.extra[name]
+        return aggregate.mean

@@ -12,7 +12,7 @@ PARTS = Choice[Experiment](
     given="client.optimizer.name={config.client.optimizer.name} trains a part of the model at a time, but",
     rules=(
         Rule(
-            lambda its: not its.serves.takes_target,
+            lambda its: not its.serves.proposes_update,
             "strategy {config.strategy.name} is Flower's and needs the same tensors from every client",
             "take one of FedSign's, such as strategy.name=fedavg, or an optimizer that trains all, such as adamw",
         ),

@@ -21,7 +21,7 @@ PRIVACY = Choice[Experiment](
     given="privacy.name={config.privacy.name} was given, but",
     rules=(
         Rule(
-            lambda its: not its.serves.takes_target,
+            lambda its: not its.serves.proposes_update,
             "strategy {config.strategy.name} is Flower's and takes the replies as they are",
             "take a strategy of FedSign's, or one of Flower's flower_dp_... with privacy.name=none",
         ),

@@ -96,7 +96,7 @@ def method_of(config: ExperimentConfig) -> AblatedMethod:
     model = workload.make_model()
     weights = dict(model.named_parameters())
     spec = strategy.objective(1)
-    averages = type(strategy).move is Strategy.move and type(strategy).evaluated is Strategy.evaluated
+    averages = type(strategy).server_update is Strategy.server_update and type(strategy).evaluated is Strategy.evaluated
     return AblatedMethod(
         strategy=config.strategy.name,
         label=strategy_label(config.strategy.name),

@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedsign import former_names
 from fedsign.config import from_dict, load, merged
 from fedsign.errors import ConfigError
+from fedsign.federation.aggregation import Aggregate
+from fedsign.records import Role, Tensors
 from simulations import load_run, run
 from simulations.jobs import digest_of
+from strategies.feddyn import FedDyn
 
 KEYS = [
     pytest.param(
@@ -153,3 +157,27 @@ def test_an_analysis_that_was_stored_under_the_former_names_is_read(tmp_path: Pa
     found = read_found(tmp_path / "valley.json")
     assert found.facts == {"center": {"loss": 0.5}, "own_center": {"loss": 0.4}}
     assert found.summary == [{"direction": "sgp_centered", "center": 0.5}] and list(found.arrays) == ["center"]
+
+
+def test_a_strategy_with_a_former_method_works_with_a_warning() -> None:
+    """FedDyn with one of two clients and h = 0: mean + 1/2 (mean - served) = 1.5, halved."""
+    warning = r"^Halved\.move is now server_update; the former name will be removed in 0\.3$"
+    with pytest.warns(FutureWarning, match=warning) as caught:
+
+        class Halved(FedDyn):
+            def move(self, round: Aggregate) -> Tensors:
+                return {name: tensor / 2 for name, tensor in super().move(round).items()}  # type: ignore[misc]
+
+    assert caught[0].filename == __file__
+    aggregate = Aggregate(
+        round=1,
+        served={"a": torch.zeros(2)},
+        mean={"a": torch.ones(2)},
+        extra={},
+        roles={"a": Role.PARAMETER},
+        num_replies=1,
+        num_clients=2,
+        num_sent={"a": 1},
+        weight_sent={"a": 1.0},
+    )
+    assert Halved().server_update(aggregate)["a"].tolist() == [0.75, 0.75]

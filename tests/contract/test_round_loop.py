@@ -57,15 +57,15 @@ class Weightless(Strategy):
 class Exploding(Strategy):
     """Makes NaN of finite replies."""
 
-    def move(self, round: Aggregate) -> Tensors:
-        return {name: tensor * float("nan") for name, tensor in round.mean.items()}
+    def server_update(self, aggregate: Aggregate) -> Tensors:
+        return {name: tensor * float("nan") for name, tensor in aggregate.mean.items()}
 
 
 class Forgetful(Strategy):
     """Loses a tensor."""
 
-    def move(self, round: Aggregate) -> Tensors:
-        return dict(list(round.mean.items())[1:])
+    def server_update(self, aggregate: Aggregate) -> Tensors:
+        return dict(list(aggregate.mean.items())[1:])
 
 
 class FirstReply(Strategy):

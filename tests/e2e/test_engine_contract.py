@@ -84,9 +84,9 @@ class Counting(Strategy):
     def objective(self, round):
         return ObjectiveSpec(name="contract:Counted")
 
-    def move(self, round):
-        self.counts = round.extra
-        return round.mean
+    def server_update(self, aggregate):
+        self.counts = aggregate.extra
+        return aggregate.mean
 
     def state_dict(self):
         return {f"count/{name}": tensor for name, tensor in self.counts.items()}

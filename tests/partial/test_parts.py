@@ -120,11 +120,11 @@ def test_a_tensors_mean_is_that_of_those_who_sent_it_alone_to_the_last_bit(
         assert (total.num_sent[name], total.weight_sent[name]) == (len(senders), alone.weight_sent[name])
 
 
-def test_a_move_knows_how_many_sent_each_tensor_and_their_weight() -> None:
+def test_a_server_update_knows_how_many_sent_each_tensor_and_their_weight() -> None:
     class Watching(FedAvg):
-        def move(self, round: Any) -> Tensors:
-            self.seen = round
-            return super().move(round)
+        def server_update(self, aggregate: Any) -> Tensors:
+            self.seen = aggregate
+            return super().server_update(aggregate)
 
     strategy = Watching(weighting="examples")
     replies = [reply(0, "first", "last", num_examples=2), reply(1, "first", num_examples=3)]

@@ -49,14 +49,16 @@ class Anchored(Strategy):
     def objective(self, round: int) -> ObjectiveSpec:
         return ObjectiveSpec(name="own_parts:AnchorLoss", settings={"strength": self.strength})
 
-    def move(self, round: Aggregate) -> Tensors:
-        for name in round.parameters:
-            before = self.velocity.get(name, torch.zeros_like(round.mean[name]))
-            self.velocity[name] = self.momentum * before + (round.mean[name] - round.served[name])
+    def server_update(self, aggregate: Aggregate) -> Tensors:
+        for name in aggregate.parameters:
+            before = self.velocity.get(name, torch.zeros_like(aggregate.mean[name]))
+            self.velocity[name] = self.momentum * before + (aggregate.mean[name] - aggregate.served[name])
         return {
-            name: round.served[name] + self.velocity[name] if name in self.velocity else tensor
-            for name, tensor in round.mean.items()
+            name: aggregate.served[name] + self.velocity[name] if name in self.velocity else tensor
+            for name, tensor in aggregate.mean.items()
         }
+
+    move = server_update  # its name in earlier commits
 
     def state_dict(self) -> Tensors:
         return dict(self.velocity)

@@ -140,7 +140,7 @@ def test_what_is_not_declared_is_shown_with_its_default() -> None:
         "keeps_processes": False,
     }
     shown = traits_shown("strategy", f"{HERE}:Whole")
-    assert (shown["takes_target"], shown["takes_parts"]) == (True, False)
+    assert (shown["proposes_update"], shown["takes_parts"]) == (True, False)
     assert shown["rule 1"] == "strategy.name=... was given with server.cohort_size=...; ask 4 or more"
 
 
