@@ -30,7 +30,7 @@ class ServerOptimizer:
         """The step to add to a parameter; updates `memory` in place."""
         raise NotImplementedError
 
-    def step(self, served: Mapping[str, Tensor], target: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
+    def step(self, served: Mapping[str, Tensor], proposal: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
         """The next values of the named parameters, computed in at least float32 and returned in their own dtype."""
         stepped = {}
         for name in names:
@@ -40,7 +40,7 @@ class ServerOptimizer:
                 # the paper requires v_{-1} >= tau^2
                 starts = {slot: self.initial if slot == "second_moment" else 0.0 for slot in self.slots}
                 self._memory[name] = {slot: torch.full_like(before, start) for slot, start in starts.items()}
-            stepped[name] = (before + self.update(before - target[name], self._memory[name])).to(served[name].dtype)
+            stepped[name] = (before + self.update(before - proposal[name], self._memory[name])).to(served[name].dtype)
         return stepped
 
     def state_dict(self) -> Tensors:
