@@ -23,7 +23,7 @@ from benchmarks.competitors import BARE, COMPETITORS, Competitor, competitor_nam
 from benchmarks.environments import PeerError
 from benchmarks.export import export
 from benchmarks.machine import arithmetic, machine
-from benchmarks.measure import Record, Result, play, play_once, summarized
+from benchmarks.measure import Record, Result, measure_all, measure_once, summarized
 from benchmarks.task import Task
 from benchmarks.workloads import BenchmarkWorkload, all_workloads
 
@@ -59,19 +59,19 @@ def main() -> None:
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * given.minutes
-    asked = _chosen_workloads(given.workloads, given.devices)
+    chosen = _chosen_workloads(given.workloads, given.devices)
     for name in _EXTRAS:
         if name in given.workloads:
             import_module(f"benchmarks.alone.{name}").measure(
                 given.out / f"{name}.json", repetitions=max(given.repetitions, 3)
             )
-    for number, (work, device) in enumerate(asked):
-        left = max(end - time.monotonic(), 0.0) / (len(asked) - number)
+    for number, (work, device) in enumerate(chosen):
+        left = max(end - time.monotonic(), 0.0) / (len(chosen) - number)
         _measure(work, device, given, until=time.monotonic() + left)
 
 
 def _measure(work: BenchmarkWorkload, device: str, given: argparse.Namespace, *, until: float) -> None:
-    """Run a workload and write its result. Completed plays are kept if profiling is interrupted."""
+    """Run a workload and write its result. Completed repetitions are kept if profiling is interrupted."""
     path = given.out / device / f"{work.name}.json"
     path.parent.mkdir(exist_ok=True)
     folder = export(work, given.cache)
@@ -87,7 +87,7 @@ def _measure(work: BenchmarkWorkload, device: str, given: argparse.Namespace, *,
             "curve": None if work.curve is None else {"axis": work.curve[0], "at": work.curve[1]},
             "device": device,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "repetitions": max(len(record.plays) for record in records),
+            "repetitions": max(len(record.runs) for record in records),
             "warm_up": {"repetitions": 0 if given.no_warm_up else 1, "rounds": work.warm_up_rounds},
             "machine": before,
             "learned_from": {"min_accuracy": work.min_accuracy, "loss_tolerance": work.loss_tolerance},
@@ -97,7 +97,7 @@ def _measure(work: BenchmarkWorkload, device: str, given: argparse.Namespace, *,
         _write(path, result)
         return result
 
-    records = play(
+    records = measure_all(
         work,
         competitors,
         folder,
@@ -130,9 +130,9 @@ def _profile(
     """Return seconds per round in each package, over enough rounds for the samples to be significant."""
     rounds = max(work.experiment["rounds"], min(2000, round(_PROFILED_S / round_s)))
     try:
-        return play_once(competitor, folder, cache, device=device, settings={"profile": rounds})["profile"]
+        return measure_once(competitor, folder, cache, device=device, settings={"profile": rounds})["profile"]
     except PeerError as error:
-        return {"not_played": str(error)}
+        return {"not_measured": str(error)}
 
 
 def _chosen_workloads(names: Sequence[str], devices: Sequence[str]) -> list[tuple[BenchmarkWorkload, str]]:
@@ -172,7 +172,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--workloads", type=several, default=["all", "startup"], help="w1,w2,...; scaling; startup; all"
     )
-    parser.add_argument("--competitors", type=several, default=[], help="without it, all; the bare loop plays always")
+    parser.add_argument("--competitors", type=several, default=[], help="without it, all; the bare loop always runs")
     parser.add_argument("--devices", type=several, default=here, help="without it, cpu and, if there is one, cuda")
     parser.add_argument("--repetitions", type=int, default=5, help="besides one that warms up and is dropped")
     parser.add_argument("--minutes", type=float, default=120.0, help="no repetition is begun that would end later")

@@ -134,7 +134,8 @@ def _summary() -> str:
     for name in recipes.all_recipes():
         counts.setdefault(recipes.get(name).expected or AGAIN, []).append(f"[`{name}`](recipes.md#{name})")
     rows = [
-        [said, str(len(names)), ", ".join(names)] for said, names in sorted(counts.items(), key=lambda one: str(one[0]))
+        [verdict, str(len(names)), ", ".join(names)]
+        for verdict, names in sorted(counts.items(), key=lambda one: str(one[0]))
     ]
     return table(("verdict", "recipes", "names"), rows, left=3)
 
@@ -144,13 +145,13 @@ def _paper(recipe: Recipe) -> str:
 
 
 def _rows(recipe: Recipe) -> Iterator[list[str]]:
-    place = recipe.source.partition(", ")[2]
+    section = recipe.source.partition(", ")[2]
     nothing = {"metrics": {}, "data": next(iter(recipe.data), "")}
     for found in findings().get(recipe.name, [nothing]):
         command = f"`fedsign reproduce {recipe.name}{' --data ' if found['data'] else ''}{found['data']}`"
         for part in recipe.parts:
-            said = f"{part.says}{f' ({place})' if place else ''}"
-            yield [said, _of_part(part, found["metrics"]), _shown(part, found), command]
+            claim = f"{part.says}{f' ({section})' if section else ''}"
+            yield [claim, _of_part(part, found["metrics"]), _shown(part, found), command]
 
 
 def _of_part(part: Part, metrics: dict[str, float]) -> str:
@@ -168,14 +169,14 @@ def _shown(part: Part, found: dict[str, Any]) -> str:
     conditions: dict[str, list[str]] = {}
     for each in failing or known:
         conditions.setdefault(each.metric, []).append(each.condition)
-    shown = [f"`{name}` {metrics[name]:.3g} ({', '.join(said)})" for name, said in conditions.items()]
+    shown = [f"`{name}` {metrics[name]:.3g} ({', '.join(signs)})" for name, signs in conditions.items()]
     more = [f"{len(shown) - 3} more"] if len(shown) > 3 else []
     return "; ".join([*shown[:3], *more]) + (" †" if found.get("rounded") and shown else "")
 
 
 def _other(each: dict[str, str]) -> list[str]:
-    said = each["claim"] + (f" ({each['where']})" if "where" in each else "")
-    return [said, each.get("verdict", "not examined"), each["why"], each.get("command", "")]
+    claim = each["claim"] + (f" ({each['where']})" if "where" in each else "")
+    return [claim, each.get("verdict", "not examined"), each["why"], each.get("command", "")]
 
 
 def with_thresholds(text: str) -> str:
@@ -193,12 +194,12 @@ def with_thresholds(text: str) -> str:
 def _block(recipe: Recipe) -> Iterator[str]:
     rows = [[part.says, _conditions(part.thresholds)] for part in recipe.parts]
     yield table(("part of the claim", "thresholds"), rows, left=2)
-    for said, thresholds in (("Given", recipe.given), ("In a quick check", recipe.quick_thresholds)):
+    for label, thresholds in (("Given", recipe.given), ("In a quick check", recipe.quick_thresholds)):
         if thresholds:
-            yield f"\n{said}: {_conditions(thresholds)}."
+            yield f"\n{label}: {_conditions(thresholds)}."
     expected = {data or "": each for data, each in (recipe.data or {"": recipe.expected}).items()}
-    told = [f"**{each or NOT_YET}**{f' on {data}' if data else ''}" for data, each in expected.items()]
-    yield f"\nVerdict: {', '.join(told)}."
+    verdicts = [f"**{each or NOT_YET}**{f' on {data}' if data else ''}" for data, each in expected.items()]
+    yield f"\nVerdict: {', '.join(verdicts)}."
 
 
 def _conditions(thresholds: Sequence[Threshold]) -> str:

@@ -1,7 +1,7 @@
 """Compatibility tables of docs/capabilities.md and lists of docs/capabilities/*.md, computed by asking the rules.
 
 Nothing is trained here: each cell's experiment is checked as before its first round.
-tests/contract/test_capabilities.py plays them.
+tests/contract/test_capabilities.py runs them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ def without_linear(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 
 def columns() -> dict[str, Mapping[str, Any]]:
     """Return what an experiment may add to its strategy -> the settings."""
-    asked: dict[str, Mapping[str, Any]] = {
+    settings: dict[str, Mapping[str, Any]] = {
         "weighting": {"strategy": {"weighting": "examples"}},
         "BatchNorm": {"model": {"name": "cnn", "channels": [2, 2]}},
         "no linear layer": {"model": {"name": f"{__name__}:without_linear"}},
@@ -49,7 +49,7 @@ def columns() -> dict[str, Mapping[str, Any]]:
         "a rate per step": {"client": {"schedule": {"name": "cosine", "per": "step"}}},
         "micro-batches": {"client": {"micro_batch": 4}},
     }
-    return {**asked, **{name: example for row in CAPABILITIES.values() for name, example in row.examples.items()}}
+    return {**settings, **{name: example for row in CAPABILITIES.values() for name, example in row.examples.items()}}
 
 
 def strategy(name: str, **settings: Any) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def page() -> list[str]:
         *("## Strategies", ""),
         *_table(["strategy", *named], rows),
         *("", "What a column asks for:", ""),
-        *(f"- **{name}**: {_settings(asked)}" for name, asked in named.items()),
+        *(f"- **{name}**: {_settings(settings)}" for name, settings in named.items()),
         *("", "## What is refused", "", "Those of a capability stand on [its page](README.md#capabilities).", ""),
         *refused_by([*CONFIG_RULES, *FIT_RULES, *RULES]),
         *("", "## What clients keep and what travels", ""),
@@ -168,12 +168,12 @@ def _line(rule: Rule[Any]) -> str:
     return str(rule)
 
 
-def _settings(asked: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{key}={value}`" for key, value in _leaves(asked))
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}={value}`" for key, value in _leaves(settings))
 
 
-def _leaves(asked: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in asked.items():
+def _leaves(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}{key}.")
         else:

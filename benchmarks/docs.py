@@ -1,7 +1,7 @@
 """docs/benchmarks.md and its figures, generated from benchmarks/results: `python -m benchmarks.docs`.
 
 Nothing is measured here and nothing is omitted: rows where FedSign loses are sorted in like the others, and a
-competitor that could not be played says why.
+competitor that could not be measured says why.
 """
 
 import json
@@ -129,7 +129,7 @@ def _section(result: Result, has_picture: bool) -> str:
         "repeats",
     )
     parts.append(table(head, [_row(row) for row in rows], left=1))
-    absent = [f"- **{row['title']}** was not played: {row['not_played']}." for row in rows if "not_played" in row]
+    absent = [f"- **{row['title']}** was not measured: {row['not_measured']}." for row in rows if "not_measured" in row]
     parts += ["\n".join(absent)] if absent else []
     parts += [_NUMERICS] if result["device"] == "cuda" and result["workload"] in LARGE_MODELS else []
     parts += [_standing(rows), _floor(result, rows)]
@@ -140,8 +140,8 @@ def _section(result: Result, has_picture: bool) -> str:
 
 def _row(row: Result) -> list[str]:
     title = f"**{row['title']}**" if row["competitor"] in _OURS else row["title"]
-    if "not_played" in row:
-        return [title, "not played", *[MISSING] * 12]
+    if "not_measured" in row:
+        return [title, "not measured", *[MISSING] * 12]
     ratio, round_s = row["ratio_to_bare_loop"], row["round_s"]
     learned = row["learned"] and row.get("agrees", True)
     return [
@@ -164,12 +164,12 @@ def _row(row: Result) -> list[str]:
 
 def _standing(rows: Sequence[Result]) -> str:
     """Describe where FedSign wins and where it loses."""
-    played = [row for row in rows if "ratio_to_bare_loop" in row]
-    ours = [row for row in played if row["competitor"] in _OURS - _REDUCED]
-    reduced = [row for row in played if row["competitor"] in _REDUCED]
-    peers = [row for row in played if row["competitor"] not in _OURS | _MEASURES]
+    measured = [row for row in rows if "ratio_to_bare_loop" in row]
+    ours = [row for row in measured if row["competitor"] in _OURS - _REDUCED]
+    reduced = [row for row in measured if row["competitor"] in _REDUCED]
+    peers = [row for row in measured if row["competitor"] not in _OURS | _MEASURES]
     if not ours or not peers:
-        return "No peer was played, or none of ours."
+        return "No peer was measured, or none of ours."
     best, peer = (min(rows, key=_median_s) for rows in (ours, peers))
     times = _median_s(peer) / _median_s(best)
     first = (
@@ -220,7 +220,7 @@ def _floor(result: Result, rows: Sequence[Result]) -> str:
 
 def _profile(rows: Sequence[Result]) -> str:
     """Describe where our rounds spend their time, in ms and percent."""
-    ours = [row for row in rows if "profile_s" in row and "not_played" not in row["profile_s"]]
+    ours = [row for row in rows if "profile_s" in row and "not_measured" not in row["profile_s"]]
     if not ours:
         return ""
     lines = []
@@ -275,10 +275,10 @@ def _curves(results: Sequence[Result]) -> str:
                 )
             )
         reasons = {
-            f"- {result['title']}, {row['title']}: {row['not_played']}."
+            f"- {result['title']}, {row['title']}: {row['not_measured']}."
             for result in points
             for row in result["rows"]
-            if "not_played" in row
+            if "not_measured" in row
         }
         parts += ["\n".join(sorted(reasons))] if reasons else []
     return "\n\n".join(parts) + "\n"
@@ -316,7 +316,7 @@ def _chart(result: Result) -> Chart:
 
 
 def _ordered(rows: Sequence[Result]) -> list[Result]:
-    """Sort by speed; competitors that could not be played come last."""
+    """Sort by speed; competitors that could not be measured come last."""
     return sorted(rows, key=lambda row: _median_s(row) if "round_s" in row else float("inf"))
 
 

@@ -143,14 +143,14 @@ def _analysis(result: Result) -> str:
         "resnet20": ("curve of ResNet-20, 41 points on 2,000 images, statistics of 500", "the passes alone", "passes"),
     }
     rows = []
-    for what, (title, other_title, other) in titles.items():
-        seconds, ratio = result["seconds"][what], result["ratio"][what]
+    for work, (title, other_title, other) in titles.items():
+        seconds, ratio = result["seconds"][work], result["ratio"][work]
         cells = [f"{seconds['ours']['median']:.2f}", other_title, f"{seconds[other]['median']:.2f}"]
         rows.append([title, *cells, f"{ratio['median']:.2f}", f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}"])
     watched = []
-    for what, title in {"w1": "W1, cohort", "w2": "W2, sequential"}.items():
-        on, off = (ms(result["round_ms"][what][state]["median"] / 1000) for state in ("on", "off"))
-        more, ratio = result["signs_ms"][what], result["signs_ratio"][what]
+    for work, title in {"w1": "W1, cohort", "w2": "W2, sequential"}.items():
+        on, off = (ms(result["round_ms"][work][state]["median"] / 1000) for state in ("on", "off"))
+        more, ratio = result["signs_ms"][work], result["signs_ratio"][work]
         dispersion = f"{more['lowest']:.2f} to {more['highest']:.2f}"
         watched.append([title, off, on, f"{more['median']:.2f}", dispersion, f"{ratio['median']:.3f}"])
     return _alone(

@@ -15,7 +15,7 @@ PEERS = Path(__file__).parent / "peers"
 
 
 class PeerError(Exception):
-    """A competitor cannot be installed or played; the text says why."""
+    """A competitor cannot be installed or run; the text says why."""
 
 
 def python_of(environment: str | None, cache: Path) -> Path:

@@ -68,8 +68,8 @@ def _cohort(config: ExperimentConfig, round: int) -> list[int]:
 
 def _digest(work: BenchmarkWorkload) -> str:
     """Return a digest of everything that determines the files."""
-    said = json.dumps([work.experiment, work.network, work.network_settings], sort_keys=True)
+    content = json.dumps([work.experiment, work.network, work.network_settings], sort_keys=True)
     sources = [
         Path(str(module.__file__)).read_text(encoding="utf-8") for module in (benchmarks.data, benchmarks.networks)
     ]
-    return hashlib.sha256("".join([said, *sources]).encode()).hexdigest()[:12]
+    return hashlib.sha256("".join([content, *sources]).encode()).hexdigest()[:12]

@@ -1,5 +1,5 @@
 """Run a workload: competitors in turn, each in its own process, repeatedly; then medians and ratios of adjacent
-plays.
+runs.
 """
 
 import datetime
@@ -31,11 +31,11 @@ class Record:
     """A competitor's repetitions; `reason` says why there are none."""
 
     competitor: Competitor
-    plays: list[Result] = field(default_factory=list)
+    runs: list[Result] = field(default_factory=list)
     reason: str = ""
 
 
-def play_once(
+def measure_once(
     competitor: Competitor, folder: Path, cache: Path, *, device: str, settings: Result | None = None
 ) -> Result:
     """Run a competitor's process once; return its rounds' seconds and its final report.
@@ -80,7 +80,7 @@ def play_once(
         return {"wall_s": [line["wall_s"] for line in rounds], "cpu_s": [line["cpu_s"] for line in rounds], **end}
 
 
-def play(
+def measure_all(
     work: BenchmarkWorkload,
     competitors: Sequence[Competitor],
     folder: Path,
@@ -93,9 +93,9 @@ def play(
     say: Callable[[str], None],
     keep: Callable[[list[Record]], object] = lambda records: None,
 ) -> list[Record]:
-    """Play all competitors in turn. The warm-up repetition is dropped, and none begins that would end after `until`.
+    """Measure all competitors in turn. The warm-up repetition is dropped, and none begins that would end after `until`.
 
-    `keep` gets the records after every play, so that an interrupted benchmark keeps its results.
+    `keep` gets the records after every run, so that an interrupted benchmark keeps its results.
     """
     records = [Record(competitor, reason=competitor.refused.get(work.name, "")) for competitor in competitors]
     for record in records:
@@ -110,21 +110,21 @@ def play(
             if record.reason:
                 continue
             try:
-                found = play_once(record.competitor, folder, cache, device=device)
+                found = measure_once(record.competitor, folder, cache, device=device)
             except PeerError as error:
-                record.reason, record.plays = str(error), []
+                record.reason, record.runs = str(error), []
                 say(f"{work.name}: {record.competitor.name} {error}")
                 continue
             if repetition:
-                record.plays.append(found)
+                record.runs.append(found)
                 keep(records)
-            say(f"{work.name} {repetition}/{repetitions}: {record.competitor.name:12} {_told(work, found)}")
+            say(f"{work.name} {repetition}/{repetitions}: {record.competitor.name:12} {_result_text(work, found)}")
         longest = max(longest, time.monotonic() - began)
     return records
 
 
 def summarized(work: BenchmarkWorkload, records: Sequence[Record]) -> list[Result]:
-    """Return a row per competitor, including those that could not be played."""
+    """Return a row per competitor, including those that could not be measured."""
     bare = next(record for record in records if record.competitor.name == BARE)
     return [_row(work, record, bare) for record in records]
 
@@ -177,27 +177,27 @@ def _row(work: BenchmarkWorkload, record: Record, bare: Record) -> Result:
         "title": record.competitor.title,
         "settings": record.competitor.settings,
     }
-    if record.reason or not record.plays:
-        return {**row, "not_played": record.reason or "no repetition was finished"}
-    plays, last = record.plays, record.plays[-1]
+    if record.reason or not record.runs:
+        return {**row, "not_measured": record.reason or "no repetition was finished"}
+    runs, last = record.runs, record.runs[-1]
     row |= {
-        "round_s": dispersion([round_s(work, each) for each in plays]),
-        "mean_round_s": dispersion([mean_round_s(work, each) for each in plays]),
-        "first_round_s": dispersion([each["wall_s"][0] for each in plays]),
-        "start_s": dispersion([each["start_s"] for each in plays]),
-        "peak_mb": round(max(each["peak_bytes"] for each in plays) / 1e6),
+        "round_s": dispersion([round_s(work, each) for each in runs]),
+        "mean_round_s": dispersion([mean_round_s(work, each) for each in runs]),
+        "first_round_s": dispersion([each["wall_s"][0] for each in runs]),
+        "start_s": dispersion([each["start_s"] for each in runs]),
+        "peak_mb": round(max(each["peak_bytes"] for each in runs) / 1e6),
         "loss": last["loss"],
         "accuracy": last["accuracy"],
         "learned": last["accuracy"] >= work.min_accuracy,
-        "same_every_time": len({each["loss"] for each in plays}) == 1 if len(plays) > 1 else None,
+        "same_every_time": len({each["loss"] for each in runs}) == 1 if len(runs) > 1 else None,
         "threads": last["threads"],
         "versions": last["versions"],
         **{key: last[key] for key in last if key in ("decided", "kind")},
     }
     if record.competitor.one_process:
-        row["cpu_round_s"] = dispersion([round_s(work, each, clock="cpu_s") for each in plays])
-    if bare.plays:
-        pairs = list(zip(plays, bare.plays, strict=False))
+        row["cpu_round_s"] = dispersion([round_s(work, each, clock="cpu_s") for each in runs])
+    if bare.runs:
+        pairs = list(zip(runs, bare.runs, strict=False))
         row["ratio_to_bare_loop"] = dispersion([round_s(work, one) / round_s(work, other) for one, other in pairs])
         row["mean_ratio_to_bare_loop"] = dispersion(
             [mean_round_s(work, one) / mean_round_s(work, other) for one, other in pairs]
@@ -207,12 +207,12 @@ def _row(work: BenchmarkWorkload, record: Record, bare: Record) -> Result:
                 [round_s(work, one, clock="cpu_s") / round_s(work, other, clock="cpu_s") for one, other in pairs]
             )
         if work.loss_tolerance is not None:
-            difference = abs(last["loss"] - bare.plays[-1]["loss"])
-            row["agrees"] = difference <= work.loss_tolerance * abs(bare.plays[-1]["loss"])
+            difference = abs(last["loss"] - bare.runs[-1]["loss"])
+            row["agrees"] = difference <= work.loss_tolerance * abs(bare.runs[-1]["loss"])
     return row
 
 
-def _told(work: BenchmarkWorkload, found: Result) -> str:
+def _result_text(work: BenchmarkWorkload, found: Result) -> str:
     return (
         f"{1000 * round_s(work, found):9.2f} ms a round (mean {1000 * mean_round_s(work, found):.2f}, "
         f"first {1000 * found['wall_s'][0]:.1f}), loss {found['loss']:.4f}, accuracy {found['accuracy']:.3f}"
@@ -222,8 +222,8 @@ def _told(work: BenchmarkWorkload, found: Result) -> str:
 def _last_line(log: Path) -> str:
     """Return a process's last line of output, without paths of this machine."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    said = lines[-1] if lines else "it ended without a word"
-    return f"ended with an error: {said.replace(str(ROOT), '.').replace(str(Path.home()), '~')[:300]}"
+    message = lines[-1] if lines else "it ended without a word"
+    return f"ended with an error: {message.replace(str(ROOT), '.').replace(str(Path.home()), '~')[:300]}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

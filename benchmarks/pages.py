@@ -49,7 +49,7 @@ def _entries(row: Capability) -> Iterator[str]:
         yield f"- requires [{name}]({name}.md): {why}"
     for kind, factories in {**{kind: own.table for kind, own in row.kinds.items()}, **row.rows}.items():
         yield f"- {kind}: {_quoted(factories)}"
-    for what, names in (
+    for label, names in (
         ("configuration", row.sections),
         ("commands", [f"fedsign {command}" for command in row.commands]),
         ("Python", [f"fedsign.{name}" for name in row.api]),
@@ -58,7 +58,7 @@ def _entries(row: Capability) -> Iterator[str]:
         ("modules", row.modules),
     ):
         if names:
-            yield f"- {what}: {_quoted(names)}"
+            yield f"- {label}: {_quoted(names)}"
 
 
 def _quoted(names: Iterable[str]) -> str:

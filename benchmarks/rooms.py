@@ -68,7 +68,7 @@ def room_of(path: str, function: str) -> str | None:
 
 
 class Sampler:
-    """Takes samples while rounds are played; `callback` tells it when they begin and end."""
+    """Takes samples while rounds run; `callback` tells it when they begin and end."""
 
     def __init__(self, *, active: bool) -> None:
         self._active = active

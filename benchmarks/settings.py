@@ -61,12 +61,12 @@ def _page() -> Iterator[str]:
 
 def _components(path: str, kind: str) -> Iterator[str]:
     plain = []
-    for name, (_, what) in KINDS[kind].table.items():
+    for name, (_, text) in KINDS[kind].table.items():
         if fields := settings_of(kind, name):
-            yield from ("", f'### `{path}.name = "{name}"` {{#{path}.{name}}}', "", f"{_sentence(what)}", "")
+            yield from ("", f'### `{path}.name = "{name}"` {{#{path}.{name}}}', "", f"{_sentence(text)}", "")
             yield from _rows(f"{path}.{name}", path, fields, kind=kind, name=name)
         else:
-            plain.append(f'- <span id="{path}.{name}"></span>`{name}`: {what}')
+            plain.append(f'- <span id="{path}.{name}"></span>`{name}`: {text}')
     if plain:
         yield from ("", "Without settings:", "", *plain)
 
@@ -174,5 +174,5 @@ def _summary(table: type[Table]) -> str:
     return " ".join((inspect.getdoc(table) or "").partition("\n\n")[0].split())
 
 
-def _sentence(what: str) -> str:
-    return f"{what[:1].upper()}{what[1:]}".rstrip(".") + "."
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."

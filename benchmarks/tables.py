@@ -7,7 +7,7 @@ from fedsign.former_names import RECORDS, current_record
 from fedsign.report.wording import figure, plural
 
 Result = dict[str, Any]
-FORMER = dict(RECORDS, work="workload", player="competitor", players="competitors")
+FORMER = dict(RECORDS, work="workload", player="competitor", players="competitors", not_played="not_measured")
 MISSING = "–"
 
 

@@ -116,6 +116,6 @@ class Task:
             loss = functional.cross_entropy(outputs, targets).item()
         return loss, (outputs.argmax(1) == targets).float().mean().item()
 
-    def _samples(self, which: str) -> tuple[Tensor, Tensor]:
-        features, targets = (torch.from_numpy(self.arrays[f"{name}_{which}"]) for name in "xy")
+    def _samples(self, part: str) -> tuple[Tensor, Tensor]:
+        features, targets = (torch.from_numpy(self.arrays[f"{name}_{part}"]) for name in "xy")
         return features.to(self.device), targets.to(self.device)

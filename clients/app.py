@@ -66,14 +66,14 @@ def client_app(node_type: type[Node] = Node) -> ClientApp:
 
 def _answer(handler: Handler, node_type: type[Node], message: Message, context: Context) -> Message:
     """Call a handler; an error becomes a reply, with as many details as the node reveals."""
-    told: Callable[[Failure], Failure] = partial(replace, details="")  # until the node's policy is known
+    reported: Callable[[Failure], Failure] = partial(replace, details="")  # until the node's policy is known
     partition = -1
     try:
         node = node_type(context)
-        (partition, *_), told = node.partitions, node.told
+        (partition, *_), reported = node.partitions, node.reported
         return handler(message, node)
     except Exception as error:  # noqa: BLE001 - any error is reported to the server
-        return wire.failure_reply(told(failure_of(partition, error)), message)
+        return wire.failure_reply(reported(failure_of(partition, error)), message)
 
 
 def train(message: Message, node: Node) -> Message:
@@ -88,7 +88,7 @@ def train(message: Message, node: Node) -> Message:
         trainer = with_middleware(local, workload, in_process=False, folder=states.folder)
         (result,) = one_by_one(trainer.train_many([request], states))
     reply = _as_message(
-        node.told(result) if isinstance(result, Failure) else result, message, workload.make_update_encoding()
+        node.reported(result) if isinstance(result, Failure) else result, message, workload.make_update_encoding()
     )
     return reply if reply.has_error() else wire.encode_reply(reply)  # an error reply has no arrays
 
@@ -96,9 +96,9 @@ def train(message: Message, node: Node) -> Message:
 def roll_call(message: Message, node: Node) -> Message:
     """Report the clients and versions of this node, or why it cannot take part."""
     provider_of(node.workload).check()
-    asked = wire.of_kind(message.content, ConfigRecord)[wire.CONFIG]
+    question = wire.of_kind(message.content, ConfigRecord)[wire.CONFIG]
     answer = ConfigRecord({"partitions": list(node.partitions), wire.VERSIONS_KEY: json.dumps(versions())})
-    answer.update(node.answer_roll_call(asked))
+    answer.update(node.answer_roll_call(question))
     return Message(RecordDict({wire.REPLY: answer, wire.METRICS: MetricRecord({})}), reply_to=message)
 
 

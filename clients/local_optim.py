@@ -101,28 +101,28 @@ class _SGD:
 
     def step(self) -> None:
         """m <- momentum m + g + wd theta;  theta <- theta - lr m."""
-        found = [parameter.grad for parameter in self._parameters]
-        places = [place for place, gradient in enumerate(found) if gradient is not None]
-        if not places:
+        all_gradients = [parameter.grad for parameter in self._parameters]
+        indices = [index for index, gradient in enumerate(all_gradients) if gradient is not None]
+        if not indices:
             return
-        gradients = [gradient for gradient in found if gradient is not None]
-        values = [self._values[place] for place in places]
+        gradients = [gradient for gradient in all_gradients if gradient is not None]
+        values = [self._values[index] for index in indices]
         if self._weight_decay:
             # not in place: like torch, leave .grad alone
             gradients = list(torch._foreach_add(gradients, values, alpha=self._weight_decay))
         if self._momentum:
-            gradients = self._with_momentum(places, gradients)
+            gradients = self._with_momentum(indices, gradients)
         torch._foreach_add_(values, gradients, alpha=-self._lr)
 
-    def _with_momentum(self, places: list[int], gradients: list[Tensor]) -> list[Tensor]:
-        moving = [(self._velocity[at], new) for at, new in zip(places, gradients, strict=True) if at in self._velocity]
+    def _with_momentum(self, indices: list[int], gradients: list[Tensor]) -> list[Tensor]:
+        moving = [(self._velocity[at], new) for at, new in zip(indices, gradients, strict=True) if at in self._velocity]
         if moving:
             velocities, new = [pair[0] for pair in moving], [pair[1] for pair in moving]
             torch._foreach_mul_(velocities, self._momentum)
             torch._foreach_add_(velocities, new)
         # as in torch, the first momentum buffer is the gradient itself, without dampening
-        for at, gradient in zip(places, gradients, strict=True):
+        for at, gradient in zip(indices, gradients, strict=True):
             if at not in self._velocity:
                 self._velocity[at] = gradient.clone()
-        velocity = [self._velocity[at] for at in places]
+        velocity = [self._velocity[at] for at in indices]
         return list(torch._foreach_add(gradients, velocity, alpha=self._momentum)) if self._nesterov else velocity

@@ -58,17 +58,17 @@ class LocalStep:
         """Accumulate the gradients of the whole batch; see [Note: micro batches]."""
         self._backward(None)  # the penalty once per step, not once per piece
         total = max(num_terms(self._task, targets), 1)  # a batch of text may hold padding only
-        found = torch.zeros((), device=targets.device)
+        loss_sum = torch.zeros((), device=targets.device)
         pieces = zip(features.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
-        for some, their_targets in pieces:
-            share = num_terms(self._task, their_targets) / total
-            task_loss, contrast = self._losses(some, their_targets)
+        for part, part_targets in pieces:
+            share = num_terms(self._task, part_targets) / total
+            task_loss, contrast = self._losses(part, part_targets)
             loss = task_loss * share
             if contrast is not None:
-                loss = loss + contrast * (len(some) / len(features))  # always a mean over samples, unlike the task loss
+                loss = loss + contrast * (len(part) / len(features))  # always a mean over samples, unlike the task loss
             loss.backward()
-            found = found + task_loss.detach() * share  # in the dtype of the loss
-        return found
+            loss_sum = loss_sum + task_loss.detach() * share  # in the dtype of the loss
+        return loss_sum
 
     def _backward(self, loss: Tensor | None) -> None:
         """Backpropagate a loss and the penalty together, so that parameter hooks, such as masks, see their sum."""

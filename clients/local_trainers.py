@@ -69,9 +69,9 @@ def provider_of(workload: Workload, workers: int = 1) -> TrainerProvider:
         ConfigError: the required capability is not installed.
     """
     for provider in (*extensions("local_trainer"), TrainerProvider):  # the core's last: it takes what is left
-        found: TrainerProvider = provider(workload, workers)
-        if found.takes():
-            return found
+        candidate: TrainerProvider = provider(workload, workers)
+        if candidate.takes():
+            return candidate
     raise ConfigError(
         f"engine.workers={workers} was given, but the capability that trains clients in several processes is not "
         "installed; install all of FedSign, or use engine.workers=1."

@@ -74,15 +74,15 @@ class MiddlewareTrainer:
         self, stack: CohortReply, applied: dict[int, Applied]
     ) -> Iterator[TrainReply | CohortReply | Failure]:
         """Unstack the replies that have middleware; keep the others as a stack."""
-        places = [place for place, partition in enumerate(stack.partitions) if partition in applied]
-        if not places:
+        indices = [index for index, partition in enumerate(stack.partitions) if partition in applied]
+        if not indices:
             yield stack
             return
         replies = stack.replies()
-        for place in places:
-            yield _after(replies[place], *applied[stack.partitions[place]])
-        if len(places) < len(stack):
-            yield stack.without(places)
+        for index in indices:
+            yield _after(replies[index], *applied[stack.partitions[index]])
+        if len(indices) < len(stack):
+            yield stack.without(indices)
 
 
 def with_middleware(trainer: LocalTrainer, workload: Workload, *, in_process: bool, folder: Path) -> LocalTrainer:

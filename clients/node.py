@@ -59,6 +59,6 @@ class Node:
         """
         return {}
 
-    def told(self, failure: Failure) -> Failure:
+    def reported(self, failure: Failure) -> Failure:
         """A failure as reported to the server."""
         return failure

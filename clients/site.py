@@ -21,7 +21,7 @@ from typing import NoReturn
 from fedsign.errors import EngineError, FedSignError
 from fedsign.flower.programs import bound, find_program
 
-_LOOKS_EVERY_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _PATIENCE_S = 5.0
 _PAUSE_S, _LONG_PAUSE_S, _YOUNG_S = 0.5, 10.0, 5.0  # pause before a restart, longer for processes that died young
 _log = logging.getLogger("fedsign")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
                 _log.warning("the training process ended with code %d; another takes its place", executor.returncode)
                 time.sleep(_PAUSE_S if time.monotonic() - began_at > _YOUNG_S else _LONG_PAUSE_S)
                 executor, began_at = _start(train), time.monotonic()
-            time.sleep(_LOOKS_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
         return node.returncode
     finally:
         node.terminate()

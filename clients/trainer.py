@@ -63,8 +63,8 @@ class SequentialTrainer:
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """Train clients one by one; a client that raises becomes a failure."""
         requests = iter(requests)
-        while some := list(islice(requests, _AT_ONCE)):
-            for request, draws in zip(some, list(map(self._draws, some)), strict=True):
+        while chunk := list(islice(requests, _AT_ONCE)):
+            for request, draws in zip(chunk, list(map(self._draws, chunk)), strict=True):
                 try:
                     yield self.train(request, states, draws)
                 except LateError:
@@ -93,10 +93,10 @@ class SequentialTrainer:
         index = workload.share_of(request.partition)
         optimizer = self._optimizer.fresh(self._learning_rate(request.round))
         steps = self._batching.num_steps(len(index))
-        came = self._context(objective, request, states, unit_displacement(optimizer, steps))
-        # `seen` may move tensors to the device on access, for the steps; `came` leaves them where they arrived
-        with model.in_round(optimizer, came, request, seed=workload.config.seed, num_steps=steps) as seen:
-            step = LocalStep(workload, model, objective, seen, optimizer)
+        context = self._context(objective, request, states, unit_displacement(optimizer, steps))
+        # `local_context` may move tensors to the device on access; `context` leaves them where they arrived
+        with model.in_round(optimizer, context, request, seed=workload.config.seed, num_steps=steps) as local_context:
+            step = LocalStep(workload, model, objective, local_context, optimizer)
             rates = factors(workload, round=request.round, num_steps=steps)
             train_loss = self._minimize(step, index, draws, rates)
         # The state is saved before the reply is sent: a saved state without a reply is harmless, since the server then
@@ -104,9 +104,9 @@ class SequentialTrainer:
         tensors = model.copies() if self._copies else model.tensors()
         next_state: Tensors = {}
         if objective.has_state:
-            next_state = objective.next_state(model.after(came, tensors), came)
+            next_state = objective.next_state(model.after(context, tensors), context)
             states.save(request.partition, request.round, model.packing.packed(next_state))
-        sent = objective.to_server(next_state, came)
+        sent = objective.to_server(next_state, context)
         return TrainReply(
             round=request.round,
             partition=request.partition,

@@ -91,16 +91,18 @@ class WorkingModel:
         Clients of a round that received the same tensors share the result.  Tensors move to the device on access, since
         most objectives read none.
         """
-        of, came, found = self._received
-        if of == round and came.keys() == tensors.keys() and all(tensors[name] is came[name] for name in came):
-            return found
+        of, cached, parameters = self._received
+        if of == round and cached.keys() == tensors.keys() and all(tensors[name] is cached[name] for name in cached):
+            return parameters
         if self.numerics.device.type == "cpu" and not self._rows:
-            found = {name: tensors[name].to(own.dtype) for name, own in self.parameters.items()}
+            parameters = {name: tensors[name].to(own.dtype) for name, own in self.parameters.items()}
         else:
             given = {name: tensors[name] for name in self.parameters}
-            found = OnDevice(self.packing.whole(given), self.numerics.device, keep=given.keys(), types=self.parameters)
-        self._received = (round, dict(tensors), found)
-        return found
+            parameters = OnDevice(
+                self.packing.whole(given), self.numerics.device, keep=given.keys(), types=self.parameters
+            )
+        self._received = (round, dict(tensors), parameters)
+        return parameters
 
     def in_round(
         self,
@@ -125,8 +127,8 @@ class WorkingModel:
     def tensors(self) -> Tensors:
         """The reply's tensors in sent form; dense ones alias the model until the next `load` or step."""
         own = self._tensors or self.module.state_dict()
-        found = {name: tensor.detach() for name, tensor in own.items() if self.sent is None or name in self.sent}
-        return self.packing.packed(found) if self._rows else found
+        detached = {name: tensor.detach() for name, tensor in own.items() if self.sent is None or name in self.sent}
+        return self.packing.packed(detached) if self._rows else detached
 
     def copies(self) -> Tensors:
         """Copies of the reply's tensors in CPU memory."""

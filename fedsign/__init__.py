@@ -16,11 +16,11 @@ from fedsign._version import __version__ as __version__
 if TYPE_CHECKING:
     from fedsign.comparison.folder import Comparison as Comparison  # capability: comparison
     from fedsign.comparison.folder import load_comparison as load_comparison  # capability: comparison
-    from simulations.ablation.play import ablate as ablate  # capability: ablation
+    from simulations.ablation.execution import ablate as ablate  # capability: ablation
     from simulations.api import Run as Run
     from simulations.api import load_run as load_run
     from simulations.api import run as run
-    from simulations.comparison.play import compare as compare  # capability: comparison
+    from simulations.comparison.execution import compare as compare  # capability: comparison
 
 
 def __getattr__(name: str) -> Any:

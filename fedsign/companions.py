@@ -71,7 +71,7 @@ def _import(name: str) -> None:
 
 
 def _is_ours(name: str, module: ModuleType) -> bool:
-    return any(Path(place).resolve() == HOME / name for place in getattr(module, "__path__", ()))
+    return any(Path(path).resolve() == HOME / name for path in getattr(module, "__path__", ()))
 
 
 def _place_of(module: ModuleType) -> Path:

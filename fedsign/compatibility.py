@@ -80,7 +80,7 @@ class Unless:
 
     def __call__(self, experiment: Experiment) -> str:
         value = experiment.config.get(self.path, self.allowed[0])  # the key is missing if its capability was deleted
-        return "" if value in self.allowed else f"{self.path}={_said(value)}"
+        return "" if value in self.allowed else f"{self.path}={_as_text(value)}"
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ class Chosen:
 
 def only(path: str, *allowed: Any, because: str) -> Rule[Experiment]:
     """A rule: the setting must have one of these values."""
-    remedy = " or ".join(map(_said, allowed)) if allowed[1:] else f"{path}={_said(*allowed)}"
+    remedy = " or ".join(map(_as_text, allowed)) if allowed[1:] else f"{path}={_as_text(*allowed)}"
     return Rule(Unless(path, allowed), f"{{found}} {because}", f"use {remedy}")
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -117,57 +117,68 @@ def _classifies_data(experiment: Experiment) -> bool:
 
 
 WEIGHTS_FOR_ALL: Rule[Experiment] = Rule(
-    lambda its: len(its.serves.weights) not in (0, its.config.partition.num_clients) and len(its.serves.weights),
+    lambda experiment: (
+        len(experiment.serves.weights) not in (0, experiment.config.partition.num_clients)
+        and len(experiment.serves.weights)
+    ),
     "strategy.weights with {found} numbers was given for {config.partition.num_clients} clients",
     "expected one for each",
 )
 RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
     WEIGHTS_FOR_ALL,
     Rule(
-        lambda its: its.config.server.evaluate_clients and not its.workload.is_evaluated_at_clients,
+        lambda experiment: (
+            experiment.config.server.evaluate_clients and not experiment.workload.is_evaluated_at_clients
+        ),
         "server.evaluate_clients={config.server.evaluate_clients} was given, but the server evaluates",
         "set it to 0, or let the clients evaluate: server.evaluation=clients",
     ),
     Rule(
-        lambda its: its.objective.contrasts and _classifies_data(its),
+        lambda experiment: experiment.objective.contrasts and _classifies_data(experiment),
         "model.name={config.model.name} was given, but objective '{spec.name}' contrasts what enters the classifier, "
         "and here that is the data itself",
         "use a model with a hidden layer",
     ),
     Rule(
-        lambda its: not its.serves.proposes_update and its.config.server.optimizer.is_chosen,
+        lambda experiment: not experiment.serves.proposes_update and experiment.config.server.optimizer.is_chosen,
         "server.optimizer.name={config.server.optimizer.name} was given, but strategy {config.strategy.name} is "
         "Flower's and moves the server by itself",
         "set server.optimizer.name=none, or take a strategy of FedSign's",
     ),
     Rule(
-        lambda its: gradient_fault(its.objective, [*its.workload.roles]),
+        lambda experiment: gradient_fault(experiment.objective, [*experiment.workload.roles]),
         "penalty_gradient of objective '{spec.name}' {found}",
         "correct it, or leave it out",
     ),
     Rule(
-        lambda its: its.objective.needs_unit_displacement and not is_linear(its.optimizer),
+        lambda experiment: experiment.objective.needs_unit_displacement and not is_linear(experiment.optimizer),
         "client.optimizer.name={config.client.optimizer.name} was given, but objective '{spec.name}' needs an "
         "optimizer that does not rescale gradients",
         "use client.optimizer.name=sgd",
     ),
     Rule(
-        lambda its: its.objective.needs_unit_displacement and its.config.client.schedule.per == "step",
+        lambda experiment: (
+            experiment.objective.needs_unit_displacement and experiment.config.client.schedule.per == "step"
+        ),
         "client.schedule.per=step was given, but objective '{spec.name}' needs one learning rate for all steps of a "
         "round",
         "use client.schedule.per=round",
     ),
     Rule(
-        lambda its: its.config.client.micro_batch and has_batch_norm(its.model),
+        lambda experiment: experiment.config.client.micro_batch and has_batch_norm(experiment.model),
         "client.micro_batch={config.client.micro_batch} was given, but model.name={config.model.name} has BatchNorm, "
         "whose statistics would be those of pieces of a batch",
         "set it to 0 and lower client.batch_size instead",
     ),
     Rule(
-        lambda its: its.config.client.micro_batch and its.objective.contrasts and not its.objective.contrast_is_mean,
+        lambda experiment: (
+            experiment.config.client.micro_batch
+            and experiment.objective.contrasts
+            and not experiment.objective.contrast_is_mean
+        ),
         "client.micro_batch={config.client.micro_batch} was given, but objective '{spec.name}' does not say that its "
         "contrast is a mean over samples (contrast_is_mean)",
         "set it to 0",
     ),
-    Choice(made=lambda its: not its.serves.proposes_update, rules="strategies.flower.rules:RULES"),
+    Choice(made=lambda experiment: not experiment.serves.proposes_update, rules="strategies.flower.rules:RULES"),
 )

@@ -90,7 +90,7 @@ class ExperimentConfig(Section):
         except AttributeError:
             return default
 
-    def what_counts(self) -> dict[str, Any]:
+    def result_settings(self) -> dict[str, Any]:
         """The tree without keys that cannot change a result.
 
         Deleting an unused capability does not change it, nor does a new key at its neutral value: hashes stay valid.
@@ -173,8 +173,8 @@ def checked(table: type[SectionT], data: Mapping[str, Any]) -> SectionT:
     try:
         raw = table.model_validate(dict(data))
     except ValidationError as error:
-        said = plugins.sentence(error, table, given=data, section="", elsewhere=elsewhere)
-        raise ConfigError(said) from error
+        message = plugins.sentence(error, table, given=data, section="", elsewhere=elsewhere)
+        raise ConfigError(message) from error
     return _completed(raw, "", elsewhere)
 
 
@@ -338,28 +338,30 @@ def _check_names(config: ExperimentConfig) -> None:
 # Rules that read more than one table.
 RULES: tuple[Rule[ExperimentConfig], ...] = (
     Rule(
-        lambda its: its.client.label_smoothing and "label_smoothing" not in plugins.names_of("task", its.task),
+        lambda config: config.client.label_smoothing and "label_smoothing" not in plugins.names_of("task", config.task),
         "client.label_smoothing={client.label_smoothing} was given with task={task}, which has no labels to smooth",
         "set it to 0",
     ),
     Rule(
-        lambda its: its.client.temperature != 1 and "temperature" not in plugins.names_of("task", its.task),
+        lambda config: config.client.temperature != 1 and "temperature" not in plugins.names_of("task", config.task),
         "client.temperature={client.temperature} was given with task={task}, which has no softmax over classes",
         "set it to 1",
     ),
     Rule(
-        lambda its: its.server.cohort_size > its.partition.num_clients,
+        lambda config: config.server.cohort_size > config.partition.num_clients,
         "server.cohort_size={server.cohort_size} exceeds the {partition.num_clients} clients of partition.num_clients",
         "lower the one or raise the other",
     ),
     Rule(
-        lambda its: its.server.evaluate_clients > its.partition.num_clients,
+        lambda config: config.server.evaluate_clients > config.partition.num_clients,
         "server.evaluate_clients={server.evaluate_clients} exceeds the {partition.num_clients} clients of "
         "partition.num_clients",
         "lower it, or set it to 0 for all",
     ),
     Rule(
-        lambda its: its.server.evaluation == "clients" and not PartitionTraits.of(its.partition.name).client_data,
+        lambda config: (
+            config.server.evaluation == "clients" and not PartitionTraits.of(config.partition.name).client_data
+        ),
         "server.evaluation=clients was given with partition.name={partition.name}, whose clients have no test "
         "samples of their own",
         "use a partition whose clients hold data, or server.evaluation=server",

@@ -62,8 +62,8 @@ class Evaluation:
         batches = samples.batches(self._batch_size(samples))
         if num_threads > 1 and device.type == "cpu" and isinstance(samples, Samples):
             # set_num_threads is thread-local too: a new thread would otherwise use all cores for its operators
-            lend = partial(torch.set_num_threads, torch.get_num_threads())
-            with ThreadPoolExecutor(num_threads, initializer=lend) as threads:
+            set_threads = partial(torch.set_num_threads, torch.get_num_threads())
+            with ThreadPoolExecutor(num_threads, initializer=set_threads) as threads:
                 return list(threads.map(kept_of, batches))
         return [kept_of(batch) for batch in batches]
 

@@ -20,13 +20,13 @@ _API = {
 @cache
 def python_api(module: str = "fedsign") -> dict[str, str]:
     """Names that the Python API adds to `fedsign`, or to one of its modules, with their targets "module:Name"."""
-    found = {}
+    exported = {}
     for names in (_API, *(each.api for each in CAPABILITIES.values())):
         for name, target in names.items():
             within, _, own = f"fedsign.{name}".rpartition(".")
             if within == module:
-                found[own] = target
-    return found
+                exported[own] = target
+    return exported
 
 
 def load(target: str) -> Any:

@@ -6,7 +6,7 @@ from types import ModuleType
 from fedsign.errors import ConfigError
 
 
-def require(module: str, *, extra: str, what: str) -> ModuleType:
+def require(module: str, *, extra: str, feature: str) -> ModuleType:
     """Import a module of an optional dependency.
 
     Raises:
@@ -14,7 +14,7 @@ def require(module: str, *, extra: str, what: str) -> ModuleType:
     """
     library = module.partition(".")[0]
     missing = ConfigError(
-        f"{what} needs the package '{library}', which is not installed here: pip install 'fedsign[{extra}]'."
+        f"{feature} needs the package '{library}', which is not installed here: pip install 'fedsign[{extra}]'."
     )
     try:
         # wandb and mlflow leave folders ./wandb and ./mlflow, which import as empty namespace packages.

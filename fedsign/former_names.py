@@ -5,10 +5,11 @@ them.  Digests of a configuration use the former keys, so that a comparison find
 """
 
 import importlib
+import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedsign.errors import ConfigError
@@ -114,6 +115,14 @@ def current_name(name: str) -> str:
         return name
     warn(name, RECORDS[name])
     return RECORDS[name]
+
+
+def keyword_of(function: Callable[..., Any], former: str, name: str) -> str:
+    """The name under which a user's function takes an argument; of a former one there is a warning."""
+    if former not in inspect.signature(function).parameters:
+        return name
+    warn(former, name)
+    return former
 
 
 def import_under(former: str, package: str) -> None:

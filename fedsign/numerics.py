@@ -61,11 +61,11 @@ class Numerics:
         if not self.compile:
             return
         if self.device.type == "cuda":
-            needed, is_there = "Triton", importlib.util.find_spec("triton") is not None
+            needed, is_installed = "Triton", importlib.util.find_spec("triton") is not None
         else:
             compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # torch's own default
-            needed, is_there = f"the C++ compiler '{compiler}'", shutil.which(compiler) is not None
-        if not is_there:
+            needed, is_installed = f"the C++ compiler '{compiler}'", shutil.which(compiler) is not None
+        if not is_installed:
             raise ConfigError(
                 f"engine.compile=true was given, but torch.compile needs {needed}, which is not here; install it, or "
                 "use engine.compile=false."

@@ -111,11 +111,11 @@ def complete(
             "rename the parameter."
         )
     _, values = _checked(kind, name, settings, section=section, fixed=fixed, elsewhere=elsewhere)
-    said = {key: _said(value) for key, value in values.items()}
+    stored = {key: _as_toml(value) for key, value in values.items()}
     for key, value in settings.items():
-        if value is not None and said[key] is None:
+        if value is not None and stored[key] is None:
             raise ConfigError(f"{section}.{key}={shown(value)} cannot be written in TOML; give a value that can.")
-    return {key: value for key, value in said.items() if value is not None}
+    return {key: value for key, value in stored.items() if value is not None}
 
 
 def check(kind: str, name: str) -> None:
@@ -291,13 +291,13 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return {field.alias or key: field for key, field in model.model_fields.items()}
 
 
-def _said(value: Any) -> Any:
+def _as_toml(value: Any) -> Any:
     """A value as TOML stores it; None if TOML cannot."""
     try:
-        said = to_jsonable_python(value)
+        plain = to_jsonable_python(value)
     except PydanticSerializationError:
         return None
-    return said if _is_toml(said) else None
+    return plain if _is_toml(plain) else None
 
 
 def _is_toml(value: Any) -> bool:
@@ -374,8 +374,8 @@ def _remedy(settable: str, problem: ErrorDetails, default: Any) -> str:
 
 
 def _example(default: Any) -> str:
-    said = _said(default)
-    return json.dumps(said) if isinstance(said, list) and said else "[1, 2]"
+    plain = _as_toml(default)
+    return json.dumps(plain) if isinstance(plain, list) and plain else "[1, 2]"
 
 
 def shown(value: Any) -> str:

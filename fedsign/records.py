@@ -107,25 +107,25 @@ class CohortReply:
             TrainReply(
                 round=self.round,
                 partition=partition,
-                tensors=tensors[place],
+                tensors=tensors[index],
                 roles=self.roles,
-                num_examples=self.num_examples[place],
-                metrics={name: values[place] for name, values in self.metrics.items()},
+                num_examples=self.num_examples[index],
+                metrics={name: values[index] for name, values in self.metrics.items()},
                 has_state=self.has_state,
-                extra=extra[place],
+                extra=extra[index],
             )
-            for place, partition in enumerate(self.partitions)
+            for index, partition in enumerate(self.partitions)
         ]
 
-    def without(self, places: Collection[int]) -> "CohortReply":
+    def without(self, positions: Collection[int]) -> "CohortReply":
         """The replies without the clients at these positions."""
-        kept = [place for place in range(len(self)) if place not in places]
+        kept = [index for index in range(len(self)) if index not in positions]
         return replace(
             self,
-            partitions=[self.partitions[place] for place in kept],
+            partitions=[self.partitions[index] for index in kept],
             tensors={name: tensor[kept] for name, tensor in self.tensors.items()},
-            num_examples=[self.num_examples[place] for place in kept],
-            metrics={name: [values[place] for place in kept] for name, values in self.metrics.items()},
+            num_examples=[self.num_examples[index] for index in kept],
+            metrics={name: [values[index] for index in kept] for name, values in self.metrics.items()},
             extra={name: tensor[kept] for name, tensor in self.extra.items()},
         )
 

@@ -260,17 +260,17 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         ) from error
     if not (inspect.isclass(factory) or inspect.isroutine(factory)):
         raise ConfigError(f"{kind} '{name}' is of type {type(factory).__name__}; expected a class or a function.")
-    found: Callable[..., Any] = factory
-    return found
+    resolved: Callable[..., Any] = factory
+    return resolved
 
 
 def error_in(kind: str, name: str, error: BaseException, factory: Callable[..., Any] | None = None) -> ConfigError:
     """An exception in user code as a ConfigError: one sentence that says where it was raised."""
-    what = error.msg if isinstance(error, SyntaxError) else str(error)
-    what = next(iter(what.strip().splitlines()), "")
-    place = _place_of(error) or (_source_of(factory) if factory is not None else "")
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = next(iter(text.strip().splitlines()), "")
+    where = _place_of(error) or (_source_of(factory) if factory is not None else "")
     return ConfigError(
-        f"{kind} '{name}': {type(error).__name__}{what and ': '}{what[:_LONGEST]}{f' ({place})' if place else ''}"
+        f"{kind} '{name}': {type(error).__name__}{text and ': '}{text[:_LONGEST]}{f' ({where})' if where else ''}"
     )
 
 
@@ -312,13 +312,13 @@ def _shadowed(module_name: str) -> str:
     module = sys.modules.get(package)
     if module is None:
         return ""
-    places = {
-        Path(place).resolve() for place in (getattr(module, "__file__", None) or "", *getattr(module, "__path__", ()))
+    paths = {
+        Path(path).resolve() for path in (getattr(module, "__file__", None) or "", *getattr(module, "__path__", ()))
     }
     for own in (Path.cwd() / f"{package}.py", Path.cwd() / package):
-        if own.exists() and own.resolve() not in places:
-            whose = "a package of FedSign's" if package in PACKAGES else "an installed module"
-            return f" Your {'folder' if own.is_dir() else 'file'} '{own.name}' has the name of {whose}: rename it."
+        if own.exists() and own.resolve() not in paths:
+            owner = "a package of FedSign's" if package in PACKAGES else "an installed module"
+            return f" Your {'folder' if own.is_dir() else 'file'} '{own.name}' has the name of {owner}: rename it."
     return ""
 
 

@@ -53,8 +53,8 @@ class Table(BaseModel):
     @classmethod
     def of(cls, config: "Table") -> Self:
         """The table of this type in a configuration."""
-        found: Self = attrgetter(_path(type(config), cls))(config)
-        return found
+        section: Self = attrgetter(_path(type(config), cls))(config)
+        return section
 
     def check(self) -> None:
         """Raise ConfigError if values contradict each other."""
@@ -290,10 +290,10 @@ def composed(table: type[SectionT], added: Iterable[tuple[str, type[Table]]]) ->
     for key, below in inner.items():
         whole: Any = composed(cast(Any, table.model_fields[key].annotation), below)
         fields[key] = whole, whole()
-    made = create_model(
+    created = create_model(
         table.__name__, __base__=tuple(bases), __module__=table.__module__, __doc__=table.__doc__, **fields
     )
-    return cast(type[SectionT], made)
+    return cast(type[SectionT], created)
 
 
 def tables(table: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[Table]]]:

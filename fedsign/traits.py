@@ -27,14 +27,18 @@ class Traits:
     def of(cls, thing: Any) -> Self:
         """The traits of a name or an object; for a class, only those that do not depend on its settings."""
         declared = resolve(cls.kind, thing) if isinstance(thing, str) else thing
-        found = {field.name: getattr(declared, field.name, field.default) for field in fields(cls)}
-        return cls(**{name: value for name, value in found.items() if not isinstance(value, property)})
+        values = {field.name: getattr(declared, field.name, field.default) for field in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if not isinstance(value, property)})
 
     @classmethod
     def having(cls, **values: Any) -> list[str]:
         """Registered names whose traits have these values."""
         known = {name: cls.of(name) for name in KINDS[cls.kind].table}
-        return [name for name, its in known.items() if all(getattr(its, key) == value for key, value in values.items())]
+        return [
+            name
+            for name, traits in known.items()
+            if all(getattr(traits, key) == value for key, value in values.items())
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,15 +131,15 @@ TRAITS: Mapping[str, type[Traits]] = {each.kind: each for each in Traits.__subcl
 def traits_shown(kind: str, name: str) -> dict[str, Any]:
     """What `fedsign list` shows of a component: its source, its traits with defaults, and its rules."""
     thing, traits = resolve(kind, name), TRAITS.get(kind)
-    found: dict[str, Any] = {"defined in": target_of(kind, name)}
+    shown: dict[str, Any] = {"defined in": target_of(kind, name)}
     for field in fields(traits) if traits is not None else ():
         value = getattr(thing, field.name, field.default)
         if isinstance(value, property):
             value = "by its settings"
         if isinstance(value, Mapping):
             value = ", ".join(f"{key}={each}" for key, each in value.items())
-        found[field.name] = value if isinstance(value, str) else bool(value)
-    return found | {f"rule {place}": str(rule) for place, rule in enumerate(rules_of(kind, name), start=1)}
+        shown[field.name] = value if isinstance(value, str) else bool(value)
+    return shown | {f"rule {number}": str(rule) for number, rule in enumerate(rules_of(kind, name), start=1)}
 
 
 def declares(**traits: Any) -> Callable[[FactoryT], FactoryT]:

@@ -11,13 +11,13 @@ _SPEAK_TO_EACH_OTHER = ("fedsign", "flwr")
 
 def versions() -> dict[str, str]:
     """The local versions of Python, FedSign, Flower and torch."""
-    found = {"python": platform.python_version()}
+    by_name = {"python": platform.python_version()}
     for name in ("fedsign", "flwr", "torch"):
         try:
-            found[name] = version(name)
+            by_name[name] = version(name)
         except PackageNotFoundError:
-            found[name] = MISSING
-    return found
+            by_name[name] = MISSING
+    return by_name
 
 
 def compared(
@@ -28,11 +28,11 @@ def compared(
     >>> list(compared({"flwr": "1.40.0", "torch": "2.13.0"}, {"flwr": "1.41.0", "torch": "2.13.1"}))
     [('flwr', 'broken'), ('torch', 'warn')]
     """
-    for name, there in wanted.items():
+    for name, expected in wanted.items():
         has = here.get(name, MISSING)
-        if has == there:
+        if has == expected:
             yield name, "ok"
-        elif has == MISSING or (name in _SPEAK_TO_EACH_OTHER and has.split(".")[:2] != there.split(".")[:2]):
+        elif has == MISSING or (name in _SPEAK_TO_EACH_OTHER and has.split(".")[:2] != expected.split(".")[:2]):
             yield name, "broken"
         else:
             yield name, "warn"

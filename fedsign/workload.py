@@ -143,16 +143,16 @@ class Workload:
 
     def take_data(self, other: "Workload") -> None:
         """Reuse the data set and split of another experiment where they would be identical."""
-        mine, its = self.config, other.config
+        ours, theirs = self.config, other.config
         keys = ["seed", "data", "task", "metrics"]
         if self.client_data is not None:
             keys += ["partition", "engine", "server"]  # they determine which sites are read, and where
-        if any(getattr(mine, key) != getattr(its, key) for key in keys):
+        if any(getattr(ours, key) != getattr(theirs, key) for key in keys):
             return
-        made = vars(other)  # cached_property stores its values there
-        for key in ("dataset", "split") if mine.partition == its.partition else ("dataset",):
-            if key in made:
-                vars(self)[key] = made[key]
+        cached = vars(other)  # cached_property stores its values there
+        for key in ("dataset", "split") if ours.partition == theirs.partition else ("dataset",):
+            if key in cached:
+                vars(self)[key] = cached[key]
 
     def with_client(self, **changes: Any) -> "Workload":
         """A workload with the same data, split and task, but other client settings."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fedsign")
 _CHANGEABLE_ON_RESUME = frozenset({"rounds", "callbacks", "results"})
-_WHO_IS_WAITED_FOR = ("engine.start_timeout_s", "server.min_replies", "server.round_timeout_s")  # may change, too
+_WAITING_KEYS = ("engine.start_timeout_s", "server.min_replies", "server.round_timeout_s")  # may change, too
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,9 @@ def environment() -> Record:
 
 
 def _execute(workload: Workload, engine: Engine, folder: RunFolder, callbacks: list[Callback]) -> None:
-    def on_round(line: Record) -> None:
+    def on_round(record: Record) -> None:
         for callback in callbacks:
-            callback.on_round(line)
+            callback.on_round(record)
 
     for callback in callbacks:
         callback.on_start(folder, workload.config, folder.rounds())
@@ -310,8 +310,8 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
         after = configs.from_dict(configs.merged(before.model_dump(mode="json"), current_tree(experiment)))
     # the decision of the first start: another path sums in another order, and changes the bits
     after = _with_path(after, {key: value for key, value in before.client if key in ("path", "chunk")})
-    counted, wanted = before.what_counts(), after.what_counts()
-    for tree, path in product((counted, wanted), _WHO_IS_WAITED_FOR):
+    counted, wanted = before.result_settings(), after.result_settings()
+    for tree, path in product((counted, wanted), _WAITING_KEYS):
         section, _, key = path.partition(".")
         tree[section].pop(key, None)
     for section, value in counted.items():
@@ -321,14 +321,14 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
             ]
             raise ConfigError(
                 f"the run in {folder.path} was started with another '{section}'; on resume only "
-                f"{', '.join([*sorted(_CHANGEABLE_ON_RESUME), *_WHO_IS_WAITED_FOR, *changeable])} may change. Start "
+                f"{', '.join([*sorted(_CHANGEABLE_ON_RESUME), *_WAITING_KEYS, *changeable])} may change. Start "
                 "a new run instead."
             )
-    played = checkpoints.rounds_on_disk(folder.checkpoints)
-    if played and after.rounds < played[-1]:
+    stored = checkpoints.rounds_on_disk(folder.checkpoints)
+    if stored and after.rounds < stored[-1]:
         raise ConfigError(
-            f"rounds={after.rounds} was given, but the run in {folder.path} has played {played[-1]}; give "
-            f"{played[-1]} or more."
+            f"rounds={after.rounds} was given, but the run in {folder.path} has completed {stored[-1]}; give "
+            f"{stored[-1]} or more."
         )
     # last, when every check has passed
     results.update_config(folder, after.to_toml())

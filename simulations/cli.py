@@ -114,7 +114,7 @@ def partition(
     from simulations import partition_view as view
 
     path = out or (None if json else view.DEFAULT_PATH)
-    facts = view.look(config, overrides or [], path)
+    facts = view.inspect(config, overrides or [], path)
     if json:
         print_json(facts)
         return
@@ -156,14 +156,14 @@ def verify_files(
     """Check every file against its digest; nothing is changed."""
     from simulations.verify import verify
 
-    found = list(verify(path))
-    wrong = {damage: str(file) for file, damage in found if damage}  # damage that two files reveal is reported once
+    checked = list(verify(path))
+    wrong = {damage: str(file) for file, damage in checked if damage}  # damage that two files reveal is reported once
     if json:
-        print_json({"num_files": len(found), "damaged": wrong})
+        print_json({"num_files": len(checked), "damaged": wrong})
     else:
         for damage in wrong:
             typer.echo(damage)
-        typer.echo(f"{len(found)} files read, {'all whole' if not wrong else f'{len(wrong)} damaged'}.")
+        typer.echo(f"{len(checked)} files read, {'all whole' if not wrong else f'{len(wrong)} damaged'}.")
     if wrong:
         raise typer.Exit(1)
 
@@ -189,10 +189,10 @@ def list_names(
         rows = [{"trait": key, "value": value} for key, value in traits_shown(plurals[kind][0], name).items()]
     else:
         rows = [
-            {"kind": plural, "name": each, "what": what}
+            {"kind": plural, "name": each, "what": summary}
             for plural, (_, entry) in plurals.items()
             if kind in ("", plural)
-            for each, (_, what) in entry.table.items()
+            for each, (_, summary) in entry.table.items()
         ]
     print_json(rows) if json else print_table(rows)
 
@@ -277,17 +277,17 @@ def main() -> None:
 
 
 def _show_warning(
-    shown: Callable[..., None], message: Warning | str, category: type[Warning], *place: object, **others: object
+    shown: Callable[..., None], message: Warning | str, category: type[Warning], *location: object, **others: object
 ) -> None:
     """Print one line for a former name: its place is the command line."""
     if issubclass(category, FormerNameWarning):
         logging.getLogger("fedsign").warning("%s", message)
     else:
-        shown(message, category, *place, **others)
+        shown(message, category, *location, **others)
 
 
-def _leave(line: str, exit_code: int) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line)
+def _leave(message: str, exit_code: int) -> NoReturn:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(message)
     sys.exit(exit_code)
 
 
@@ -296,17 +296,17 @@ def _run(experiment: Any, *, resume: Path | None = None) -> Any:
     from simulations import api
     from simulations.callbacks.base import Callback
 
-    seen = [] if resume is None else [resume]
+    folders = [] if resume is None else [resume]
 
     class Watch(Callback):
         def on_start(self, folder: Any, config: Any, lines: Any) -> None:
-            seen.append(folder.path)
+            folders.append(folder.path)
 
     try:
         return api.run(experiment, resume=resume, callbacks=[Watch()])
     except KeyboardInterrupt:
-        there = f"; resume with: fedsign run --resume {escaped(shlex.quote(str(seen[-1])))}" if seen else "."
-        raise Stopped(f"stopped{there}") from None
+        hint = f"; resume with: fedsign run --resume {escaped(shlex.quote(str(folders[-1])))}" if folders else "."
+        raise Stopped(f"stopped{hint}") from None
 
 
 class _Warnings(logging.Handler):

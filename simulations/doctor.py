@@ -12,10 +12,10 @@ from fedsign.registry import KINDS, resolve
 
 def examine() -> list[dict[str, str]]:
     """Return rows of {"what", "state", "detail"}; state is ok, missing (optional) or broken."""
-    return [{"what": what, "state": state, "detail": detail} for what, state, detail in _found()]
+    return [{"what": name, "state": state, "detail": detail} for name, state, detail in _findings()]
 
 
-def _found() -> Iterator[tuple[str, str, str]]:
+def _findings() -> Iterator[tuple[str, str, str]]:
     yield "python", "ok", f"{platform.python_version()} on {os.cpu_count()} cores"
     for name in ("fedsign", "torch", "flwr", "numpy"):
         yield name, "ok", importlib.metadata.version(name)

@@ -13,12 +13,12 @@ from fedsign.workload import Workload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A round's metrics. `lines`: records to append to further files of the run's folder, by file name."""
+    """A round's metrics. `records`: records to append to further files of the run's folder, by file name."""
 
     metrics: dict[str, float]
     failures: Sequence[Failure] = ()
     bytes_down: int = 0
-    lines: Mapping[str, Record] = field(default_factory=dict)
+    records: Mapping[str, Record] = field(default_factory=dict)
 
 
 Evaluate = Callable[[int, Tensors], Evaluation]

@@ -72,7 +72,7 @@ def write_app(
 def user_modules(folder: Path) -> list[Path]:
     """Return the imported source files below `folder` that do not belong to an installed package."""
     folder = folder.resolve()
-    found = set()
+    paths = set()
     # a list: a lazy module may import another one when it is asked for __file__
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -83,8 +83,8 @@ def user_modules(folder: Path) -> list[Path]:
             continue  # some libraries create modules without files
         path = path.resolve()
         if path.is_relative_to(folder) and not _is_installed(path, folder):
-            found.add(path)
-    return sorted(found)
+            paths.add(path)
+    return sorted(paths)
 
 
 def _is_installed(path: Path, folder: Path) -> bool:

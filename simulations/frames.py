@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 _COUNTED = ("clients", "failures")
 
 
-def numbers_of(line: Record) -> dict[str, float]:
+def numbers_of(record: Record) -> dict[str, float]:
     """Return a record's numbers without its round. Clients and failures become counts, non-finite values NaN.
 
     >>> numbers_of({"round": 3, "accuracy": 0.5, "loss": None, "clients": [4, 7], "failures": []})
     {'accuracy': 0.5, 'loss': nan, 'clients': 2, 'failures': 0}
     """
     numbers: dict[str, float] = {}
-    for key, value in line.items():
+    for key, value in record.items():
         if key in _COUNTED:
             numbers[key] = len(value)
         elif value is None:  # see RunFolder.append: JSON has no NaN
@@ -32,11 +32,11 @@ def numbers_of(line: Record) -> dict[str, float]:
     return numbers
 
 
-def to_frame(lines: Iterable[Record], timings: Iterable[Record] = ()) -> "pd.DataFrame":
+def to_frame(records: Iterable[Record], timings: Iterable[Record] = ()) -> "pd.DataFrame":
     """Return a DataFrame indexed by round, joined with the columns of `timings`."""
     import pandas as pd  # takes half a second to import, and most runs do not need it
 
-    rows = {line["round"]: numbers_of(line) for line in lines}
-    seconds = {line["round"]: numbers_of(line) for line in timings}
+    rows = {record["round"]: numbers_of(record) for record in records}
+    seconds = {record["round"]: numbers_of(record) for record in timings}
     merged = [numbers | seconds.get(round, {}) for round, numbers in rows.items()]
     return pd.DataFrame(merged, index=pd.Index(list(rows), name="round", dtype="int64"))

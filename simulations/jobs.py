@@ -28,10 +28,10 @@ _NO_RESULT = frozenset({"name", "callbacks", "results"})  # sections that do not
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A job. `asked` is the message sent to the worker."""
+    """A job. `message` is the message sent to the worker."""
 
     id: str
-    asked: Message
+    message: Message
 
 
 class Watcher:
@@ -70,8 +70,8 @@ class Team:
     def __exit__(self, *raised: object) -> None:
         close_all([worker.child for worker in self._workers])
 
-    def play(self, jobs: Sequence[Job], watchers: Sequence[Watcher]) -> None:
-        """Play all jobs in their order, several at a time.
+    def run(self, jobs: Sequence[Job], watchers: Sequence[Watcher]) -> None:
+        """Run all jobs in their order, several at a time.
 
         Raises:
             DiskFullError: the disk is full.
@@ -85,7 +85,7 @@ class Team:
                 for watcher in watchers:
                     watcher.on_begin(worker.index, job)
                 worker.job = job
-                worker.child.connection.send(job.asked)
+                worker.child.connection.send(job.message)
 
         # Workers of an earlier call are ready already; new ones ask for a job once they have imported torch.
         for worker in team:
@@ -102,7 +102,7 @@ class Team:
                     if not worker.is_ready:
                         raise EngineError(f"a worker process {reason}")
                     team[worker.index] = self._started(worker.index)
-                    message = {"failed": f"the process that played it {reason}"}
+                    message = {"failed": f"the process that ran it {reason}"}
                 if "ready" in message:
                     worker.is_ready = True
                     hand_out(worker)
@@ -131,13 +131,13 @@ def _messages(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:
     return [(worker_of[connection], message) for connection in poll(worker_of) for message in connection.drain()]
 
 
-def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
-    """Play the requested jobs and report each outcome."""
+def answer_all(parent: Connection, run_job: Callable[[Message], None]) -> None:
+    """Run the requested jobs and report each outcome."""
     # as KeyboardInterrupt, so that a run that is ended writes its outcome and releases its files
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parent.send({"ready": True})
     for request in parent:
-        outcome = _outcome(request, play)
+        outcome = _outcome(request, run_job)
         # Cycles left by a failed job or by user code are few but large objects. Python's counters would not trigger a
         # collection before gigabytes gather.
         gc.collect()
@@ -145,10 +145,10 @@ def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
         parent.send(outcome)
 
 
-def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
-    """Play a job and return its outcome as a message."""
+def _outcome(request: Message, run_job: Callable[[Message], None]) -> Message:
+    """Run a job and return its outcome as a message."""
     try:
-        play(request)
+        run_job(request)
     except DiskFullError as error:
         return {"stop": str(error)}
     except FedSignError as error:
@@ -162,6 +162,6 @@ def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
 def digest_of(config: ExperimentConfig, **extra: Any) -> str:
     """Return a digest of everything that an experiment's results depend on; `extra`: further inputs."""
     # under the settings' former names: the digests of existing folders stay valid
-    counted = former_tree(config.what_counts())
+    counted = former_tree(config.result_settings())
     counts = {section: value for section, value in counted.items() if section not in _NO_RESULT}
     return hashlib.sha256(json.dumps(counts | extra, sort_keys=True).encode()).hexdigest()[:10]

@@ -24,10 +24,10 @@ from simulations.api import environment, split_facts
 DEFAULT_PATH = Path("partition.svg")
 _MAX_COLUMNS = 160
 _LINE = 120  # characters per line above the picture
-_SAID_IN_THE_PICTURE = ("clients", "training samples", "samples per client", "classes per client")
+_SHOWN_IN_PICTURE = ("clients", "training samples", "samples per client", "classes per client")
 
 
-def look(config: Path | None, overrides: Sequence[str], path: Path | None) -> dict[str, Any]:
+def inspect(config: Path | None, overrides: Sequence[str], path: Path | None) -> dict[str, Any]:
     """Partition a configuration's data, draw the partition if a path is given, and return its facts.
 
     Raises:
@@ -92,7 +92,7 @@ def rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     remark = (
         f"{left:,} more are left out" if left else "every client draws its own from all of them" if is_shared else ""
     )
-    said = [
+    entries = [
         (
             "clients",
             f"{facts['clients']:,}",
@@ -106,7 +106,7 @@ def rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ),
     ]
     if classes:
-        said += [
+        entries += [
             (
                 "classes per client",
                 f"{classes['mean']:.1f}",
@@ -124,15 +124,15 @@ def rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         remark = "to give every client its minimum"
         if distance is not None:
             remark += f"; mean total variation between labels drawn and dealt: {distance:.4f}"
-    return [*said, ("moved", plural(moved, "sample"), remark)]
+    return [*entries, ("moved", plural(moved, "sample"), remark)]
 
 
 def title(facts: Mapping[str, Any]) -> str:
     """Name the partition and its data."""
     settings = dict(facts["partition"])
     name = settings.pop("name")
-    said = "".join(f", {key} = {value}" for key, value in settings.items())
-    return f"{facts['data']}: {name}{said}, seed {facts['seed']}"
+    arguments = "".join(f", {key} = {value}" for key, value in settings.items())
+    return f"{facts['data']}: {name}{arguments}, seed {facts['seed']}"
 
 
 def draw(facts: Mapping[str, Any], path: Path) -> None:
@@ -142,7 +142,7 @@ def draw(facts: Mapping[str, Any], path: Path) -> None:
         ResultsError: it cannot be written.
     """
     clients = replace(Population.of(facts), max_columns=_MAX_COLUMNS)
-    others = [row for row in rows(facts) if row[0] not in _SAID_IN_THE_PICTURE]
+    others = [row for row in rows(facts) if row[0] not in _SHOWN_IN_PICTURE]
     if path.suffix.lower() == ".html":
         page = render(
             "split.html.jinja",
@@ -156,7 +156,7 @@ def draw(facts: Mapping[str, Any], path: Path) -> None:
         )
         write_text(path, page)
         return
-    said = [f"{name}: {value} ({remark})" if remark else f"{name}: {value}" for name, value, remark in others]
-    lines = [title(facts), clients.size_sentence(), *said, clients.caption()]
+    details = [f"{name}: {value} ({remark})" if remark else f"{name}: {value}" for name, value, remark in others]
+    lines = [title(facts), clients.size_sentence(), *details, clients.caption()]
     above = "\n".join(fill(line, _LINE) for line in lines)
     figures.write(partial(draw_clients, clients, title=above), path)

@@ -19,27 +19,27 @@ from fedsign.errors import FedSignError
 _WIDEST = 100_000  # columns
 
 
-def print_summary(done: Any) -> None:
+def print_summary(run: Any) -> None:
     """Print a run's metrics and its path."""
     from fedsign.report import summary
     from fedsign.report.sections import sections
     from fedsign.storage.results import RunFolder
 
-    config = done.config
+    config = run.config
     rows = []
     for metric in (*config.metrics, "loss"):
         # a metric of the user's own is configured as "module:name" and recorded as "name"
-        value = done.final(metric.rpartition(":")[2])
+        value = run.final(metric.rpartition(":")[2])
         shown = "diverged" if value is None else f"{value:.4f}"
         rows.append((metric, f"[bold]{shown}[/]  mean of the last {min(5, config.rounds)} rounds"))
-    added = sections(summary.read(RunFolder(done.path)))
+    added = sections(summary.read(RunFolder(run.path)))
     rows += [(fact.name, f"[bold]{fact.value}[/]  {fact.remark}") for each in added for fact in each.facts]
-    failures = sum(len(line["failures"]) for line in done.rounds)
+    failures = sum(len(record["failures"]) for record in run.rounds)
     if failures:
         rows.append(("failures", f"[bold]{failures}[/]  client replies that could not be used, see failures.jsonl"))
-    rows.append(("run", escaped(str(done.path))))
-    if (done.path / "report.html").exists():
-        rows.append(("report", escaped(str(done.path / "report.html"))))
+    rows.append(("run", escaped(str(run.path))))
+    if (run.path / "report.html").exists():
+        rows.append(("report", escaped(str(run.path / "report.html"))))
     print_facts(rows)
 
 
@@ -68,16 +68,16 @@ def _facts(folder: Any) -> dict[str, Any]:
 
     # not validated: runs of older versions are listed, too
     raw = configs.parse_toml(folder.config_toml, source=str(folder.path))
-    lines = folder.rounds()
+    records = folder.rounds()
     metric = next(iter(raw.get("metrics", [])), "loss").rpartition(":")[2]
     return {
         "run": str(folder.path),
         "strategy": raw["strategy"]["name"],
         "data": raw["data"]["name"],
-        "rounds": f"{len(lines)}/{raw['rounds']}",
+        "rounds": f"{len(records)}/{raw['rounds']}",
         "status": folder.outcome["status"],
         "metric": metric,
-        "value": final_value(lines, metric),
+        "value": final_value(records, metric),
     }
 
 
@@ -118,14 +118,14 @@ def escaped(text: str) -> str:
     return escape(text)
 
 
-def print_found(
-    found: Any, written: list[Path], row: Callable[[Any], dict[str, Any]], remark: str, *, as_json: bool
+def print_analysis(
+    analysis: Any, written: list[Path], row: Callable[[Any], dict[str, Any]], remark: str, *, as_json: bool
 ) -> None:
     """Print an analysis: as JSON, or a summary table, a remark and the written files."""
     if as_json:
-        print_json(found.as_json() | {"files": [str(file) for file in written]})
+        print_json(analysis.as_json() | {"files": [str(file) for file in written]})
         return
-    print_table([row(each) for each in found.summary])
+    print_table([row(each) for each in analysis.summary])
     Console(soft_wrap=True, highlight=False).print(remark, style="dim")
     print_files(written, None)
 

@@ -23,7 +23,7 @@ class Account(RoundHook):
     """The privacy account of a run, updated every round."""
 
     def __init__(self, privacy: Central | Local, accountant: Accountant, folder: RunFolder, *, round: int) -> None:
-        """`round`: the last round played."""
+        """`round`: the last completed round."""
         self._privacy, self._accountant = privacy, accountant
         self._budget = Budget(folder.path, accountant, round=round)
 
@@ -87,11 +87,11 @@ def accountant_of(workload: Workload, strategy: FlowerStrategy, privacy: Central
     # an own `sample` may not be uniform, which the amplification assumes
     counts = is_secret and getattr(type(strategy), "sample", None) is Strategy.sample
     num_clients, server = config.partition.num_clients, config.server
-    num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), num_clients)  # upper bound on replies
+    num_sampled = min(ceil(server.cohort_size * (1 + server.over_sampling)), num_clients)  # upper bound on replies
     return Accountant(
         noise_multiplier=privacy.noise_multiplier,
         delta=privacy.delta,
         num_clients=num_clients,
         # the whole population: a sampling rate of 1, without amplification
-        sample_size=num_asked if counts else num_clients,
+        sample_size=num_sampled if counts else num_clients,
     )

@@ -56,14 +56,14 @@ class ClientStates(Protocol):
 
 
 class RoundLoop:
-    """Plays a run from its last checkpoint, or from the start, to the last round."""
+    """Executes a run from its last checkpoint, or from the start, to the last round."""
 
     def __init__(
         self,
         workload: Workload,
         grid: PartitionGrid,
         folder: RunFolder,
-        on_round: OnRound = lambda line: None,
+        on_round: OnRound = lambda record: None,
         *,
         direct: DirectExchange | None = None,
         states: ClientStates | None = None,
@@ -83,7 +83,9 @@ class RoundLoop:
         self._encoding = self._exchange.encoding = workload.make_update_encoding()
         server = self._config.server
         # over-sampling asks more clients than are wanted; the first `cohort_size` replies count
-        self._num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients)
+        self._num_sampled = min(
+            ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients
+        )
         self._exchange.num_wanted = server.cohort_size
         aggregator = self._strategy.aggregator if isinstance(self._strategy, Strategy) else None
         self._takes_substitutes = aggregator is None or aggregator.takes_substitutes
@@ -93,18 +95,18 @@ class RoundLoop:
         self._served = self._evaluated
         self._resume()
         # after `_resume`: hooks continue from the round of the checkpoint
-        found = (make(workload, self._strategy, folder, round=self.round) for make in extensions("round_hook"))
-        self._hooks: list[RoundHook] = [hook for hook in found if hook is not None]
+        hooks = (make(workload, self._strategy, folder, round=self.round) for make in extensions("round_hook"))
+        self._hooks: list[RoundHook] = [hook for hook in hooks if hook is not None]
 
     def run(self) -> None:
-        """Play all remaining rounds, then write the final model."""
+        """Run all remaining rounds, then write the final model."""
         while self.round < self._config.rounds:
             self.round += 1
-            self._play_round()
+            self._run_round()
         whole = self._model.packing.whole(self._evaluated)
         checkpoints.save_model(self.folder.path / "model.safetensors", whole)
 
-    def _play_round(self) -> None:
+    def _run_round(self) -> None:
         started_at = time.perf_counter()
         observers = [hook.begin(self.round) for hook in self._hooks]
         self._exchange.observers = [observer for observer in observers if observer is not None]
@@ -124,15 +126,15 @@ class RoundLoop:
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
-        line: Record = {"round": self.round, **evaluated.metrics, **traffic.record()}
+        record: Record = {"round": self.round, **evaluated.metrics, **traffic.record()}
         # In single precision, so that a sparse model, whose sum has no zeros, gives the same number.
-        line["weight_norm"] = float(np.float32(norm_of(self._evaluated, self._parameters)))
+        record["weight_norm"] = float(np.float32(norm_of(self._evaluated, self._parameters)))
         for metrics in columns:
-            line |= metrics
-        self._write(line, timings, evaluated)
+            record |= metrics
+        self._write(record, timings, evaluated)
 
     def _train(self) -> Traffic:
-        """Play one round of the strategy, and update the served and the evaluated model."""
+        """Run one round of the strategy, and update the served and the evaluated model."""
         strategy = self._strategy
         served = self._train_ours(strategy) if isinstance(strategy, Strategy) else self._train_foreign(strategy)
         if served is None:
@@ -145,11 +147,11 @@ class RoundLoop:
         return self._exchange.traffic
 
     def _train_ours(self, strategy: Strategy) -> Tensors | None:
-        """Play one round of a FedSign strategy, over messages only if necessary."""
+        """Run one round of a FedSign strategy, over messages only if necessary."""
         seed, server = self._config.seed, self._config.server
         if self._direct is not None:
             clients = range(self._config.partition.num_clients)
-            request = strategy.request(self.round, self._served, clients, cohort_size=self._num_asked, seed=seed)
+            request = strategy.request(self.round, self._served, clients, cohort_size=self._num_sampled, seed=seed)
             replies = self._direct.train(request)
             served = strategy.aggregate(self.round, replies)
             deque(replies, maxlen=0)  # a strategy may stop early; the remaining replies are still received and recorded
@@ -164,10 +166,10 @@ class RoundLoop:
 
     def _entries(self) -> ConfigRecord:
         """Return the configuration that a strategy gets in Flower's format."""
-        return ConfigRecord({SEED_KEY: self._config.seed, COHORT_KEY: self._num_asked})
+        return ConfigRecord({SEED_KEY: self._config.seed, COHORT_KEY: self._num_sampled})
 
     def _train_foreign(self, strategy: FlowerStrategy) -> Tensors | None:
-        """Play one round of a Flower strategy, with its cohort fixed and the global random generators seeded."""
+        """Run one round of a Flower strategy, with its cohort fixed and the global random generators seeded."""
         seed, name = self._config.seed, self._config.strategy.name
         view = ParametersOnly(
             to_record(self._served), self._model.roles, weighted_by=foreign_rules.weighted_by(strategy)
@@ -215,7 +217,7 @@ class RoundLoop:
         """Return the clients that a Flower strategy may choose from, sampled as for our strategies."""
         rng = generator(self._config.seed, Purpose.SAMPLING, round=self.round)
         clients = range(self._config.partition.num_clients)
-        return Strategy().sample(self.round, clients, self._num_asked, rng)
+        return Strategy().sample(self.round, clients, self._num_sampled, rng)
 
     def _judge(self, traffic: Traffic) -> None:
         """Record failed clients; raise if too few are left."""
@@ -234,17 +236,17 @@ class RoundLoop:
             _log.warning("round %d: client %d failed: %s", self.round, failure.partition, failure.reason)
             self.folder.append("failures.jsonl", {"round": self.round, **asdict(failure)})
 
-    def _write(self, line: Record, timings: dict[str, float], evaluated: Evaluation) -> None:
+    def _write(self, record: Record, timings: dict[str, float], evaluated: Evaluation) -> None:
         """Write the round's results, in the order of [Note: what is written when]."""
         results = self._config.results
         is_checkpoint = self.round % results.checkpoint_every == 0 or self.round == self._config.rounds
         # Timings have a separate file, so that rounds.jsonl is the same whenever a run is repeated.
         self.folder.append("timings.jsonl", {"round": self.round, **timings})
         for hook in self._hooks:
-            line = hook.write(line, durable=is_checkpoint)
-        for name, said in evaluated.lines.items():
-            self.folder.append(name, said, durable=is_checkpoint)
-        self.folder.append("rounds.jsonl", line, durable=is_checkpoint)
+            record = hook.write(record, durable=is_checkpoint)
+        for name, entry in evaluated.records.items():
+            self.folder.append(name, entry, durable=is_checkpoint)
+        self.folder.append("rounds.jsonl", record, durable=is_checkpoint)
         if is_checkpoint:
             versions = self._exchange.ledger.versions
             states = self._states.commit(versions) if self._states is not None and versions else ""
@@ -269,7 +271,7 @@ class RoundLoop:
                 keep=results.keep_checkpoints,
             )
             self._exchange.ledger.checkpoint(self.round, on_disk=on_disk)
-        self.on_round(line)
+        self.on_round(record)
 
     def _resume(self) -> None:
         """Continue after the folder's last checkpoint, if there is one."""

@@ -10,7 +10,7 @@ from clients.state.database import StateDatabase
 from fedsign.errors import FedSignError, ResultsError
 from fedsign.storage import checkpoints
 from fedsign.storage.disk import PARTIAL
-from fedsign.storage.results import RunFolder, damaged, read_json, read_lines
+from fedsign.storage.results import RunFolder, damaged, read_json, read_records
 
 
 def verify(path: Path) -> Iterator[tuple[Path, str]]:
@@ -19,7 +19,7 @@ def verify(path: Path) -> Iterator[tuple[Path, str]]:
     Raises:
         ResultsError: there is no such file.
     """
-    found = False
+    has_files = False
     for file in sorted(path.rglob("*")):
         # by name first: rounds.jsonl and state.json say more than their suffix
         read = _READERS.get(file.name, _READERS.get(file.suffix))
@@ -27,14 +27,14 @@ def verify(path: Path) -> Iterator[tuple[Path, str]]:
         left = any(part.startswith("damaged-") or part.endswith(PARTIAL) for part in inside)  # partial, or set aside
         if read is None or not file.is_file() or left:
             continue
-        found = True
+        has_files = True
         try:
             read(file)
         except FedSignError as error:
             yield file, str(error)
         else:
             yield file, ""
-    if not found:
+    if not has_files:
         raise ResultsError(
             f"{path} holds nothing to verify; give the folder of a run, of a comparison or of clients' states."
         )
@@ -66,6 +66,6 @@ _READERS: dict[str, Callable[[Path], object]] = {
     "rounds.jsonl": _read_rounds,
     "states.sqlite": _read_database,
     ".json": read_json,
-    ".jsonl": read_lines,
+    ".jsonl": read_records,
     ".safetensors": _read_tensors,
 }

@@ -185,8 +185,8 @@ class Strategy(FlowerStrategy):
     @classmethod
     def needs_messages(cls) -> bool:
         """Whether a subclass overrides how messages are built or read, so that rounds must use real messages."""
-        mine = (cls.configure_train, cls.aggregate_train)
-        return mine != (Strategy.configure_train, Strategy.aggregate_train)
+        methods = (cls.configure_train, cls.aggregate_train)
+        return methods != (Strategy.configure_train, Strategy.aggregate_train)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -44,9 +44,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unknown := set().union(*needs.values()) - deleted - {*CAPABILITIES}:
         raise pytest.UsageError(f"needs({', '.join(map(repr, unknown))}): no such capability in fedsign/capabilities.")
     if deleted:
-        played = {*Path(os.environ.get("FEDSIGN_LEFT_OUT", os.devnull)).read_text(encoding="utf-8").splitlines()}
+        deselected = {*Path(os.environ.get("FEDSIGN_LEFT_OUT", os.devnull)).read_text(encoding="utf-8").splitlines()}
         left_out = {
-            item for item in items if needs[item] & deleted or item.nodeid in played or _configures_deleted(item)
+            item for item in items if needs[item] & deleted or item.nodeid in deselected or _configures_deleted(item)
         }
         config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]

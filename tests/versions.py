@@ -1,4 +1,4 @@
-"""Installs FedSign for every Python on the path, in an environment of its own, and plays a short run: `make versions`.
+"""Installs FedSign for every Python on the path, in an environment of its own, and makes a short run: `make versions`.
 
 python -m tests.versions                 # every python3.N from 3.11 on
 python -m tests.versions python3.12      # one

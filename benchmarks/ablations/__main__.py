@@ -27,7 +27,7 @@ TITLES = {
     "cifar10-mlp": "CIFAR-10 (JPEG), MLP, gamma 0.0003",
     "cifar10-cnn": "CIFAR-10 (JPEG), CNN, gamma 0.0001",
 }
-NOT_PLAYED = "not run yet"
+NOT_RUN = "not run yet"
 _HEAD = """\
 # Does the sign matter?
 
@@ -82,7 +82,7 @@ def _summary(results: dict[str, Result]) -> str:
     rows = []
     for name, title in TITLES.items():
         if name not in results:
-            rows.append([title, NOT_PLAYED, *[""] * 5])
+            rows.append([title, NOT_RUN, *[""] * 5])
             continue
         by_key = {row["key"]: row for row in results[name]["rows"]}
         regularizer, own = by_key["fedsign"], by_key["own-sign"]

@@ -29,7 +29,7 @@ Model = dict[str, torch.Tensor]
 def reply(seed: int) -> Model:
     """Make a model of `NUM_TENSORS` tensors."""
     drawn = torch.Generator().manual_seed(seed)
-    return {f"layer{place}": torch.randn(ELEMENTS, generator=drawn) for place in range(NUM_TENSORS)}
+    return {f"layer{index}": torch.randn(ELEMENTS, generator=drawn) for index in range(NUM_TENSORS)}
 
 
 def in_place_sum(replies: list[Model]) -> Model:
@@ -48,8 +48,8 @@ def ours(replies: Iterator[Model] | list[Model]) -> Model:
     from fedsign.federation.aggregation import WeightedMean
 
     mean = WeightedMean()
-    for place, model in enumerate(replies):
-        mean.add(model, 1.0 + place)
+    for index, model in enumerate(replies):
+        mean.add(model, 1.0 + index)
     return mean.result()
 
 
@@ -65,8 +65,8 @@ def records_of(replies: Iterator[Model] | list[Model]) -> list[Any]:
     from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
     return [
-        RecordDict({"arrays": ArrayRecord(model), "metrics": MetricRecord({"num-examples": 1.0 + place})})
-        for place, model in enumerate(replies)
+        RecordDict({"arrays": ArrayRecord(model), "metrics": MetricRecord({"num-examples": 1.0 + index})})
+        for index, model in enumerate(replies)
     ]
 
 
@@ -84,9 +84,9 @@ def measure(path: Path, *, repetitions: int) -> None:
     _check(replies, records)
     seconds: dict[str, list[float]] = {name: [] for name in competitors}
     for repetition in range(repetitions + 1):
-        for name, play in competitors.items():
+        for name, call in competitors.items():
             began = time.perf_counter()
-            made = play()
+            made = call()
             took = time.perf_counter() - began
             del made
             if repetition:

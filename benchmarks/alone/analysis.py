@@ -132,13 +132,13 @@ def measure(path: Path, *, repetitions: int) -> None:
     """Time everything in turn, after a warm-up turn."""
     before = machine()
     seconds: dict[str, dict[str, list[float]]] = {}
-    for what, competitors in {"mlp": mlp_valley(), "resnet20": resnet_curve()}.items():
-        of_work = seconds[what] = {name: [] for name in competitors}
-        for repetition in range(repetitions + (what == "mlp")):
-            for name, play in competitors.items():
+    for work, competitors in {"mlp": mlp_valley(), "resnet20": resnet_curve()}.items():
+        of_work = seconds[work] = {name: [] for name in competitors}
+        for repetition in range(repetitions + (work == "mlp")):
+            for name, call in competitors.items():
                 began = time.perf_counter()
-                play()
-                if repetition or what != "mlp":  # over a minute each, and no slower without a warm-up
+                call()
+                if repetition or work != "mlp":  # over a minute each, and no slower without a warm-up
                     of_work[name].append(time.perf_counter() - began)
     watched: dict[str, dict[str, list[float]]] = {}
     workloads = {"w1": merged(W1.experiment, {"client": {"path": "cohort"}}), "w2": W2.experiment}
@@ -159,25 +159,25 @@ def measure(path: Path, *, repetitions: int) -> None:
             **result_head(NAME, "Looking at valleys and signs", before, repetitions),
             "threads": torch.get_num_threads(),
             "seconds": {
-                what: {name: dispersion(taken) for name, taken in found.items()} for what, found in seconds.items()
+                work: {name: dispersion(taken) for name, taken in found.items()} for work, found in seconds.items()
             },
-            "ratio": {what: dispersion(found) for what, found in ratios.items()},
+            "ratio": {work: dispersion(found) for work, found in ratios.items()},
             "round_ms": {
-                what: {state: dispersion(values) for state, values in found.items()} for what, found in watched.items()
+                work: {state: dispersion(values) for state, values in found.items()} for work, found in watched.items()
             },
             "signs_ms": {
-                what: dispersion([on - off for on, off in zip(found["on"], found["off"], strict=True)])
-                for what, found in watched.items()
+                work: dispersion([on - off for on, off in zip(found["on"], found["off"], strict=True)])
+                for work, found in watched.items()
             },
             "signs_ratio": {
-                what: dispersion([on / off for on, off in zip(found["on"], found["off"], strict=True)])
-                for what, found in watched.items()
+                work: dispersion([on / off for on, off in zip(found["on"], found["off"], strict=True)])
+                for work, found in watched.items()
             },
         },
     )
-    for what, found in seconds.items():
+    for work, found in seconds.items():
         for name, taken in found.items():
-            print(f"{NAME}: {what} {name:8} {dispersion(taken)['median']:8.3f} s")
-    for what, found in watched.items():
+            print(f"{NAME}: {work} {name:8} {dispersion(taken)['median']:8.3f} s")
+    for work, found in watched.items():
         for state, values in found.items():
-            print(f"{NAME}: {what} signs {state:3} {dispersion(values)['median']:8.3f} ms a round")
+            print(f"{NAME}: {work} signs {state:3} {dispersion(values)['median']:8.3f} ms a round")

@@ -38,7 +38,7 @@ def measure(path: Path, *, repetitions: int) -> None:
     for model, num_parameters in MODELS.items():
         for strategy, num_states in STRATEGIES.items():
             given = checkpoint_of(num_parameters, num_states)
-            turns = [play(given, ROUNDS[model]) for _ in range(repetitions)]
+            turns = [save_times(given, ROUNDS[model]) for _ in range(repetitions)]
             metrics[f"{model} {strategy}"] = {
                 "num_parameters": num_parameters,
                 **{f"{kind}_ms": dispersion([turn[kind] for turn in turns]) for kind in ("ours", "plain")},
@@ -69,7 +69,7 @@ def checkpoint_of(num_parameters: int, num_states: int) -> Checkpoint:
     )
 
 
-def play(given: Checkpoint, rounds: int) -> dict[str, float]:
+def save_times(given: Checkpoint, rounds: int) -> dict[str, float]:
     """Return the median milliseconds of each kind."""
     taken: dict[str, list[float]] = {"ours": [], "plain": []}
     with tempfile.TemporaryDirectory() as root:

@@ -4,7 +4,7 @@ Four clients take one step of a small or a larger MLP on digits, so communicatio
 is an app that does nothing: Flower's own `Grid.send_and_receive`, clients that echo the arrays and import neither torch
 nor FedSign, and SuperNodes started by Flower.
 
-Rows are played in turn, each in a separate process.  Bytes are counted on the loopback. They include the hops between a
+Rows are run in turn, each in a separate process.  Bytes are counted on the loopback. They include the hops between a
 SuperLink, its SuperNodes and their processes, and unrelated local traffic.
 """
 
@@ -34,7 +34,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "superlink": {"engine": {"name": "superlink", "num_supernodes": NUM_CLIENTS}},
 }
 FLOORS = ("floor_ray", "floor_superlink")
-_MOST_S = 600.0  # per play
+_MOST_S = 600.0  # per run
 
 _SERVER = """
 import json, time
@@ -88,7 +88,7 @@ def sizes_of(hidden: list[int]) -> list[int]:
     return [size for before, after in pairwise(widths) for size in (before * after, after)]
 
 
-def play_engine(name: str, hidden: list[int], root: Path) -> Result:
+def run_engine(name: str, hidden: list[int], root: Path) -> Result:
     """Run FedSign; return the seconds of its rounds and the bytes on the loopback."""
     from simulations import run
     from simulations.callbacks.base import Callback
@@ -122,7 +122,7 @@ def play_engine(name: str, hidden: list[int], root: Path) -> Result:
     return {"lines": lines, "payload": payload, "whole_s": time.perf_counter() - began, "loss": done.rounds[-1]["loss"]}
 
 
-def play_floor(name: str, hidden: list[int], root: Path) -> Result:
+def run_floor(name: str, hidden: list[int], root: Path) -> Result:
     """Run only Flower, with the same arrays."""
     sizes, out = sizes_of(hidden), root / "lines.json"
     app = root / "app"
@@ -172,7 +172,7 @@ def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
         deadline = time.monotonic() + _MOST_S
         while not out.exists():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"Flower did not play {ROUNDS} rounds within {_MOST_S:g} s.")
+                raise TimeoutError(f"Flower did not finish {ROUNDS} rounds within {_MOST_S:g} s.")
             time.sleep(0.2)
     finally:
         local.end()
@@ -183,8 +183,8 @@ def loopback_bytes() -> int:
     return int(Path("/sys/class/net/lo/statistics/rx_bytes").read_text(encoding="utf-8"))
 
 
-def play(row: str, model: str) -> Result:
-    """Play a row in a separate process; return medians over the rounds, without the first."""
+def run_row(row: str, model: str) -> Result:
+    """Measure a row in a separate process; return medians over the rounds, without the first."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.alone.engines", row, model],
         capture_output=True,
@@ -193,7 +193,7 @@ def play(row: str, model: str) -> Result:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{row} was not played: {done.stderr.strip().splitlines()[-1:]}")
+        raise RuntimeError(f"{row} was not measured: {done.stderr.strip().splitlines()[-1:]}")
     found = json.loads(done.stdout.strip().splitlines()[-1])
     lines = found["lines"]
     counts = [after["loopback"] - before["loopback"] for before, after in pairwise(lines)]
@@ -208,14 +208,14 @@ def play(row: str, model: str) -> Result:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """Play all rows in turn, `repetitions` times."""
+    """Measure all rows in turn, `repetitions` times."""
     before = machine()
     rows = [*ENGINES, *FLOORS]
     found: dict[str, dict[str, list[Result]]] = {model: {row: [] for row in rows} for model in MODELS}
     for _ in range(repetitions):
         for model, of_model in found.items():
             for row in rows:
-                of_model[row].append(play(row, model))
+                of_model[row].append(run_row(row, model))
                 print(f"{model:6}{row:16} {of_model[row][-1]}", flush=True)
     write_result(
         path,
@@ -224,24 +224,24 @@ def measure(path: Path, *, repetitions: int) -> None:
             "clients": NUM_CLIENTS,
             "models": {model: sum(sizes_of(hidden)) for model, hidden in MODELS.items()},
             "metrics": {
-                model: {row: _summary(plays) for row, plays in of_model.items()} for model, of_model in found.items()
+                model: {row: _summary(runs) for row, runs in of_model.items()} for model, of_model in found.items()
             },
         },
     )
 
 
-def _summary(plays: list[Result]) -> Result:
+def _summary(runs: list[Result]) -> Result:
     metrics = ("round_s", "first_round_s", "whole_s", "loopback_bytes")
     return {
-        **{name: dispersion([each[name] for each in plays]) for name in metrics},
-        "payload_bytes": plays[0]["payload_bytes"],
-        "loss": plays[0]["loss"],
+        **{name: dispersion([each[name] for each in runs]) for name in metrics},
+        "payload_bytes": runs[0]["payload_bytes"],
+        "loss": runs[0]["loss"],
     }
 
 
 if __name__ == "__main__":
     _row, _model = sys.argv[1:]
-    _play: Callable[..., Result] = play_floor if _row in FLOORS else play_engine
+    _run: Callable[..., Result] = run_floor if _row in FLOORS else run_engine
     with tempfile.TemporaryDirectory() as _root:
-        _found = _play(_row, MODELS[_model], Path(_root))
+        _found = _run(_row, MODELS[_model], Path(_root))
     print(json.dumps(_found))

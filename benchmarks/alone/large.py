@@ -29,7 +29,7 @@ ROLES = {
     "supernode": b"flower-supernode",
     "client": b"clients.deployment.executor",
 }
-_LOOKS_EVERY_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _MOST_S = 1800.0
 
 
@@ -56,8 +56,8 @@ def wide(input_shape: tuple[int, ...], num_outputs: int, *, precision: str = "fl
     return Wide(int(torch.Size(input_shape).numel()), num_outputs, getattr(torch, precision))
 
 
-def play(precision: str, root: Path) -> Result:
-    """Play two rounds, in this process and its children."""
+def run_rounds(precision: str, root: Path) -> Result:
+    """Run two rounds, in this process and its children."""
     from simulations import run
 
     peaks: dict[str, int] = {}
@@ -94,7 +94,7 @@ def play(precision: str, root: Path) -> Result:
 
 def _watch(root: Path, peaks: dict[str, int], stop: threading.Event) -> None:
     """Poll the high-water mark of each process of the run, by role."""
-    while not stop.wait(_LOOKS_EVERY_S):
+    while not stop.wait(_POLL_INTERVAL_S):
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if str(root).encode() not in (folder / "environ").read_bytes():
@@ -109,11 +109,11 @@ def _watch(root: Path, peaks: dict[str, int], stop: threading.Event) -> None:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """Play both precisions in turn."""
+    """Measure both precisions in turn."""
     before = machine()
     found: dict[str, list[Result]] = {precision: [] for precision in PRECISIONS}
     for _ in range(repetitions):
-        for precision, plays in found.items():
+        for precision, runs in found.items():
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.alone.large", precision],
                 capture_output=True,
@@ -122,29 +122,29 @@ def measure(path: Path, *, repetitions: int) -> None:
                 check=False,
             )
             if done.returncode:
-                raise RuntimeError(f"{precision} was not played: {done.stderr.strip().splitlines()[-1:]}")
-            plays.append(json.loads(done.stdout.strip().splitlines()[-1]))
-            print(precision, plays[-1], flush=True)
+                raise RuntimeError(f"{precision} was not measured: {done.stderr.strip().splitlines()[-1:]}")
+            runs.append(json.loads(done.stdout.strip().splitlines()[-1]))
+            print(precision, runs[-1], flush=True)
     write_result(
         path,
         {
             **result_head(NAME, "A large model", before, repetitions),
-            "metrics": {precision: _summary(plays) for precision, plays in found.items()},
+            "metrics": {precision: _summary(runs) for precision, runs in found.items()},
         },
     )
 
 
-def _summary(plays: list[Result]) -> dict[str, Any]:
+def _summary(runs: list[Result]) -> dict[str, Any]:
     return {
-        "round_s": dispersion([each["round_s"][-1] for each in plays]),
-        "bytes_down": plays[0]["bytes_down"],
-        "bytes_up": plays[0]["bytes_up"],
-        "peak_bytes": {role: max(each["peak_bytes"].get(role, 0) for each in plays) for role in ROLES},
+        "round_s": dispersion([each["round_s"][-1] for each in runs]),
+        "bytes_down": runs[0]["bytes_down"],
+        "bytes_up": runs[0]["bytes_up"],
+        "peak_bytes": {role: max(each["peak_bytes"].get(role, 0) for each in runs) for role in ROLES},
     }
 
 
 if __name__ == "__main__":
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as _root:
-        _found = play(sys.argv[1], Path(_root))
+        _found = run_rounds(sys.argv[1], Path(_root))
     print(json.dumps({**_found, "whole_s": time.perf_counter() - began}))

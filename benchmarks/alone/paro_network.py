@@ -59,7 +59,7 @@ def predicted(competitor: str, *, across_bps: float, within_bps: float, computin
 
 
 def on_network(net: Cable, megabits: float, competitors: list[str], repetitions: int) -> Result:
-    """Play all competitors at one bandwidth."""
+    """Measure all competitors at one bandwidth."""
     net.shape(megabits)
     given = {"accumulate": ACCUMULATE, "repetitions": repetitions, "competitors": competitors}
     return _summed_up(on_machines(net, "benchmarks.alone.paro_rank", given))
@@ -69,8 +69,8 @@ def on_machines(net: Cable, module: str, given: Result) -> list[Result]:
     """Run a module as four ranks, two per machine; return what each wrote to `rank-N.json` in its folder."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         settings = Path(folder) / "settings.json"
-        told = {**given, "address": net.address(0), "port": _free_port(), "ranks": RANKS, "folder": folder}
-        settings.write_text(json.dumps(told), encoding="utf-8")
+        rank_settings = {**given, "address": net.address(0), "port": _free_port(), "ranks": RANKS, "folder": folder}
+        settings.write_text(json.dumps(rank_settings), encoding="utf-8")
         ranks = []
         for rank in range(RANKS):
             command = net.inside(rank // PER_GROUP, [sys.executable, "-m", module, str(settings), str(rank)])
@@ -117,7 +117,7 @@ def _ratio(competitors: Result, slow: str, fast: str) -> dict[str, float]:
 
 
 def measure(path: Path, *, repetitions: int, competitors: list[str] | None = None) -> None:
-    """Play all competitors at both bandwidths.
+    """Measure all competitors at both bandwidths.
 
     Raises:
         EngineError: network namespaces cannot be created here, or a rank ended.

@@ -68,7 +68,7 @@ def take_step(sharded: Sharded, own: list[tuple[Tensor, Tensor]]) -> None:
     sharded.step()
 
 
-def played(competitor: str, rank: int, *, prefetch: bool) -> tuple[float, dict[str, Tensor]]:
+def measure_one(competitor: str, rank: int, *, prefetch: bool) -> tuple[float, dict[str, Tensor]]:
     """Return seconds per step, after a warm-up step that also records the order of units, and the final parameters."""
     sharded, own = engine(competitor, prefetch=prefetch), batches(rank)
     take_step(sharded, own)
@@ -109,7 +109,7 @@ def main(path: Path, rank: int) -> None:
     for repetition in range(given["repetitions"]):
         for name in given["competitors"]:
             turns = [bool(repetition % 2), not repetition % 2]
-            found = {prefetch: played(name, rank, prefetch=prefetch) for prefetch in turns}
+            found = {prefetch: measure_one(name, rank, prefetch=prefetch) for prefetch in turns}
             is_same = all(torch.equal(value, found[False][1][key]) for key, value in found[True][1].items())
             result["competitors"][name].append({"off": found[False][0], "on": found[True][0], "is_same": is_same})
             if rank == 0:
@@ -137,7 +137,7 @@ def _summed_up(found: list[Result]) -> Result:
 def measure(
     path: Path, *, repetitions: int, competitors: tuple[str, ...] = COMPETITORS, megabits: tuple[int, ...] = MEGABITS
 ) -> None:
-    """Play all competitors at all bandwidths.
+    """Measure all competitors at all bandwidths.
 
     Raises:
         EngineError: network namespaces cannot be created here, or a rank ended.

@@ -1,8 +1,8 @@
-"""A rank of `benchmarks.alone.paro_network`: plays every competitor in turn, repeatedly, and reports measurements.
+"""A rank of `benchmarks.alone.paro_network`: runs every competitor in turn, repeatedly, and reports measurements.
 
     python -m benchmarks.alone.paro_rank SETTINGS.json RANK
 
-Each play is two steps after a warm-up step; a barrier separates plays.  Rank 0, and the first rank of the other
+Each run is two steps after a warm-up step; a barrier separates runs.  Rank 0, and the first rank of the other
 machine, read the byte counters of their end of the cable.
 """
 
@@ -54,8 +54,8 @@ def alone(ranks: int, accumulate: int) -> list[Tensor]:
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def played(name: str, rank: int, accumulate: int, expected: list[Tensor]) -> dict[str, Any]:
-    """Play one competitor; return seconds, bytes through the cable, kept memory, and the distance to the reference."""
+def measure_one(name: str, rank: int, accumulate: int, expected: list[Tensor]) -> dict[str, Any]:
+    """Run one competitor; return seconds, bytes through the cable, kept memory, and the distance to the reference."""
     competitor = COMPETITORS[name]()
     own = batches(rank, accumulate)
     take_step(competitor, own)
@@ -112,7 +112,7 @@ def main(path: Path, rank: int) -> None:
     }
     for repetition in range(given["repetitions"]):
         for name in given["competitors"]:
-            found = played(name, rank, given["accumulate"], expected)
+            found = measure_one(name, rank, given["accumulate"], expected)
             result["competitors"][name].append(found)
             if rank == 0:
                 print(f"repetition {repetition + 1}: {name}: {found['seconds']:.2f} s a step", flush=True)

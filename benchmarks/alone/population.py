@@ -2,7 +2,7 @@
 
 W1's model and training (digits, MLP 64-64-10, 10 clients per round, batches of 16, 1 epoch) with 14 virtual samples per
 client, the cohort path, and default checkpoints; once without client state (FedAvg) and once with (FedDyn).
-Each measurement is a separate process, forked after all imports and played by `simulations.run` like `fedsign run`.
+Each measurement is a separate process, forked after all imports, and calls `simulations.run` like `fedsign run`.
 Populations take turns, so that other load affects all of them alike. Results are absolute, and relative to the smallest
 population of the same turn.
 """
@@ -60,7 +60,7 @@ def experiment(num_clients: int, strategy: str, root: str) -> dict[str, Any]:
     }
 
 
-def play(num_clients: int, strategy: str) -> dict[str, float]:
+def measure_one(num_clients: int, strategy: str) -> dict[str, float]:
     """Measure, in a separate process, startup up to the end of the first round, and the means of later rounds."""
     torch.set_num_threads(1)
     clock = Clock()
@@ -82,7 +82,7 @@ def play(num_clients: int, strategy: str) -> dict[str, float]:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """Play all populations and strategies in turn, `repetitions` times."""
+    """Measure all populations and strategies in turn, `repetitions` times."""
     before = machine()
     found: dict[str, dict[int, list[dict[str, float]]]] = {
         name: {num: [] for num in POPULATIONS} for name in STRATEGIES
@@ -93,7 +93,7 @@ def measure(path: Path, *, repetitions: int) -> None:
         for _ in range(repetitions):
             for strategy in STRATEGIES:
                 for num_clients in POPULATIONS:
-                    found[strategy][num_clients].append(processes.submit(play, num_clients, strategy).result())
+                    found[strategy][num_clients].append(processes.submit(measure_one, num_clients, strategy).result())
     result = {
         **result_head(NAME, "A population of a thousand to a million", before, repetitions),
         "rounds": ROUNDS,

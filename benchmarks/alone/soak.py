@@ -24,7 +24,7 @@ import psutil
 
 from benchmarks.machine import machine
 from benchmarks.measure import result_head, write_result
-from fedsign.storage.results import RunFolder, read_lines
+from fedsign.storage.results import RunFolder, read_records
 from simulations.deployment.engine.server_app import PID
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import answers, process_of
@@ -108,7 +108,7 @@ class Site:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """Play one run, whatever the number of repetitions."""
+    """Measure one run, whatever the number of repetitions."""
     before, rng = machine(), np.random.default_rng(18)
     happened: Counter[str] = Counter()
     samples: list[Mapping[str, float]] = []
@@ -130,7 +130,7 @@ def measure(path: Path, *, repetitions: int) -> None:
                         site.go(way)
                 if now > sampled_at + SAMPLE_S:
                     sampled_at = now
-                    samples += filter(None, [look_at(federation)])
+                    samples += filter(None, [sizes_of(federation)])
                     print(samples[-1:], flush=True)
         finally:
             for site in sites:
@@ -141,15 +141,15 @@ def measure(path: Path, *, repetitions: int) -> None:
         if command.wait():
             raise SystemExit((federation.folder.parent / "said").read_text(encoding="utf-8"))
         run = run_of(federation)
-        records, collecting = run.rounds(), [line["train_s"] for line in run.timings()]
-        events = Counter(line["event"] for line in read_lines(run.path / "members.jsonl"))
+        records, collecting = run.rounds(), [record["train_s"] for record in run.timings()]
+        events = Counter(record["event"] for record in read_records(run.path / "members.jsonl"))
     result = {
         **result_head(NAME, "A long run whose sites come and go", before, 1),
         "rounds": len(records),
         "took_s": took_s,
         "happened": dict(happened),
         "events": dict(events),
-        "missing_replies": sum(len(line["failures"]) for line in records),
+        "missing_replies": sum(len(record["failures"]) for record in records),
         "longest_collecting_s": max(collecting),
         "round_timeout_s": TIMEOUT_S,
         "grown": {name: grown(samples, name) for name in samples[0] if name != "round"},
@@ -180,13 +180,13 @@ def federated() -> Iterator[Federation]:
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     """Run `fedsign ARGUMENTS` in a folder, in a separate process."""
     paths = [str(_ROOT / "tests" / "impatient"), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with (folder / "said").open("ab") as said:
+    with (folder / "said").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "simulations.cli", *arguments],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL,
-            stdout=said if arguments[0] == "run" else subprocess.DEVNULL,
+            stdout=log if arguments[0] == "run" else subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
         )
 
@@ -204,7 +204,7 @@ def run_of(federation: Federation) -> RunFolder:
     return RunFolder(config.parent)
 
 
-def look_at(federation: Federation) -> dict[str, float]:
+def sizes_of(federation: Federation) -> dict[str, float]:
     """Return current sizes; empty before the first round."""
     try:
         run = run_of(federation)

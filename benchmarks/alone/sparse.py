@@ -38,16 +38,16 @@ def layer(width: int, density: float, rows: int) -> tuple[dict[str, Callable[[],
     mask = mask_of(0, "weight", (width, width), density)
     module = nn.Linear(width, width, bias=False)
     with torch.no_grad():
-        module.weight.mul_(mask.is_there)
+        module.weight.mul_(mask.is_present)
     module.weight.register_hook(mask)
     compressed = SparseForward(module, mask, always=True)
     x, gradient = torch.randn(rows, width, requires_grad=True), torch.randn(rows, width)
 
-    def there_and_back(forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def forward_backward(forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
         x.grad = module.weight.grad = None
         forward(x).backward(gradient)
 
-    return {"dense": lambda: there_and_back(module), "csr": lambda: there_and_back(compressed)}, pays(mask, rows)
+    return {"dense": lambda: forward_backward(module), "csr": lambda: forward_backward(compressed)}, pays(mask, rows)
 
 
 def step(width: int, density: float, products: str) -> Callable[[], None]:
@@ -77,8 +77,8 @@ def in_turn(competitors: dict[str, Callable[[], None]], repetitions: int) -> Res
     """Return seconds per call, and ratios of adjacent wall-clock and process times; the first repetition is a warm-
     up.
     """
-    calls = {name: _calls(play) for name, play in competitors.items()}
-    taken = [{name: _timed(play, calls[name]) for name, play in competitors.items()} for _ in range(repetitions + 1)][
+    calls = {name: _calls(call) for name, call in competitors.items()}
+    taken = [{name: _timed(call, calls[name]) for name, call in competitors.items()} for _ in range(repetitions + 1)][
         1:
     ]
     return {
@@ -88,15 +88,15 @@ def in_turn(competitors: dict[str, Callable[[], None]], repetitions: int) -> Res
     }
 
 
-def _calls(play: Callable[[], None]) -> int:
-    play()
-    return max(1, round(_LEAST_S / _timed(play, 1)[0]))
+def _calls(call: Callable[[], None]) -> int:
+    call()
+    return max(1, round(_LEAST_S / _timed(call, 1)[0]))
 
 
-def _timed(play: Callable[[], None], calls: int) -> tuple[float, float]:
+def _timed(call: Callable[[], None], calls: int) -> tuple[float, float]:
     began, own = time.perf_counter(), time.process_time()
     for _ in range(calls):
-        play()
+        call()
     return (time.perf_counter() - began) / calls, (time.process_time() - own) / calls
 
 

@@ -87,7 +87,7 @@ class Client:
 
 
 def measure(path: Path, *, repetitions: int) -> None:
-    """Play all competitors in turn, after a warm-up turn."""
+    """Measure all competitors in turn, after a warm-up turn."""
     before = machine()
     taken: dict[str, list[tuple[float, float]]] = {competitor: [] for competitor in COMPETITORS}
     with TemporaryDirectory() as folder:
@@ -111,5 +111,5 @@ def measure(path: Path, *, repetitions: int) -> None:
         print(f"{NAME}: {competitor}: {ratio['median']:.3f} of a dense step")
 
 
-def _ratio(mine: list[tuple[float, float]], dense: list[tuple[float, float]], of: int) -> dict[str, float]:
-    return dispersion([one[of] / other[of] for one, other in zip(mine, dense, strict=True)])
+def _ratio(ours: list[tuple[float, float]], dense: list[tuple[float, float]], of: int) -> dict[str, float]:
+    return dispersion([one[of] / other[of] for one, other in zip(ours, dense, strict=True)])

@@ -53,8 +53,8 @@ def first_round_s() -> tuple[float, float]:
         began = time.time()
         command = [sys.executable, "-c", "from simulations.cli import main; main()", "run", "--set", "rounds=1"]
         cpu_s = _run([*command, "--set", f"results.root={json.dumps(folder)}"])
-        (lines,) = Path(folder).glob("*/*/rounds.jsonl")
-        return lines.stat().st_mtime - began, cpu_s
+        (file,) = Path(folder).glob("*/*/rounds.jsonl")
+        return file.stat().st_mtime - began, cpu_s
 
 
 def imports_s() -> tuple[float, float]:

@@ -12,7 +12,7 @@ from benchmarks.task import Task
 
 
 def main() -> None:
-    """Play the workload."""
+    """Run the workload."""
     given = arguments()
     task, watch = Task(given.workload, torch.device(given.device)), Stopwatch()
     network = task.make_network()

@@ -17,7 +17,7 @@ from benchmarks.task import Task
 
 
 def main() -> None:
-    """Play the workload."""
+    """Run the workload."""
     given = arguments()
     _make_torchvision_importable()
     from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer

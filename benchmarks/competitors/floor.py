@@ -23,7 +23,7 @@ _CHAIN = nn.Linear | nn.ReLU | nn.Flatten
 
 
 def main() -> None:
-    """Play the workload."""
+    """Run the workload."""
     given = arguments()
     task, watch = Task(given.workload, torch.device(given.device)), Stopwatch()
     network = task.make_network()

@@ -1,7 +1,7 @@
 """Flower 1.41: FedAvg of its message API by `run_simulation` on Ray, evaluation by the ServerApp after each round.
 
 Each actor has one core and one thread, and keeps its data and network.  Flower's node ids are random, so the server's
-messages say which client a node plays; clients and batches of a round are thus the workload's own.  Clients have equal
+messages say which client a node is; clients and batches of a round are thus the workload's own.  Clients have equal
 weights.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.task import Task
 
 
 class FixedCohorts(FedAvg):
-    """FedAvg that selects one node per client of the round, and tells each which client it plays."""
+    """FedAvg that selects one node per client of the round, and tells each which client it is."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(fraction_train=task.cohort_size / task.num_clients, fraction_evaluate=0.0)
@@ -70,7 +70,7 @@ client_app = ClientApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Play a client's round."""
+    """Train a client's round."""
     content: Any = message.content
     config = content["config"]
     task, network = actors_own(config["workload"], config["device"])
@@ -86,7 +86,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def main() -> None:
-    """Play the workload."""
+    """Run the workload."""
     given = arguments()
     task, watch = Task(given.workload, torch.device(given.device)), Stopwatch()
     network, found = task.make_network(), {}

@@ -1,4 +1,4 @@
-"""FedSign as played by `fedsign run`: record and evaluation in every round, default checkpoints and callbacks.
+"""FedSign as in `fedsign run`: record and evaluation in every round, default checkpoints and callbacks.
 
 A callback times each round from the end of the previous one to its own end.
 """
@@ -31,7 +31,7 @@ class Clock(Callback):
 
 
 def main() -> None:
-    """Play the workload."""
+    """Run the workload."""
     given = arguments()
     watch = Stopwatch()
     settings = dict(given.settings)

@@ -27,12 +27,12 @@ _RANK, _ADDRESSES = "PFL_WORKER_RANK", "PFL_WORKER_ADDRESSES"
 
 
 def main() -> None:
-    """Play the workload, in the requested number of processes."""
+    """Run the workload, in the requested number of processes."""
     given = arguments()
     os.environ["PFL_PYTORCH_DEVICE"] = given.device
     processes = given.settings.get("processes", 1)
     if processes == 1 or _RANK in os.environ:
-        play(given, watch=Stopwatch())
+        run_workload(given, watch=Stopwatch())
         return
     port = _free_port()
     addresses = ",".join(f"localhost:{port + rank}" for rank in range(processes))
@@ -47,8 +47,8 @@ def main() -> None:
     sys.exit(max(codes, key=abs))
 
 
-def play(given: Any, *, watch: Stopwatch) -> None:
-    """Play the workload in this process, one of possibly several."""
+def run_workload(given: Any, *, watch: Stopwatch) -> None:
+    """Run the workload in this process, one of possibly several."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging

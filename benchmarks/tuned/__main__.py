@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tuned.md"
 RESULTS = ROOT / "benchmarks" / "tuned" / "results"
 TITLES = {"tuned-mnist-cnn": "MNIST, CNN", "tuned-cifar10-cnn": "CIFAR-10 (JPEG), CNN"}
-NOT_PLAYED = "Not run yet."
+NOT_RUN = "Not run yet."
 _HEAD = """\
 # Six methods, equally tuned
 
@@ -60,7 +60,7 @@ def _kept(result: Result) -> Result:
 
 def _section(path: Path) -> str:
     if not path.exists():
-        return NOT_PLAYED
+        return NOT_RUN
     result = json.loads(path.read_text(encoding="utf-8"))
     searches = result["tuning"]["searches"]
     about = (

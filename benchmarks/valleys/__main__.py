@@ -46,7 +46,7 @@ BatchNorm, statistics are recomputed on 500 training images at every point, as i
 def main(given: Sequence[str]) -> None:
     """Analyze runs, and write the page."""
     for path in given:
-        _look(fedsign.load_run(path))
+        _analyze_all(fedsign.load_run(path))
     write_text(PAGE, page())
     print(PAGE.relative_to(ROOT))
 
@@ -57,14 +57,14 @@ def page() -> str:
     return "\n\n".join([_HEAD, *sections]) + "\n"
 
 
-def _look(run: fedsign.Run) -> None:
+def _analyze_all(run: fedsign.Run) -> None:
     name = run.config.name
     result: Result = {"rounds": len(run.rounds), "accuracy": run.rounds[-1]["accuracy"]}
-    for kind, look in _KINDS.items():
-        found = look(run)
-        result[kind] = {"summary": [*found.summary], "parameters": found.facts["num_parameters"]}
+    for kind, analyze in _KINDS.items():
+        analysis = analyze(run)
+        result[kind] = {"summary": [*analysis.summary], "parameters": analysis.facts["num_parameters"]}
         if kind != "raw":
-            figures.write(found.figures["error"], IMAGES / f"{name}-{kind}.svg")
+            figures.write(analysis.figures["error"], IMAGES / f"{name}-{kind}.svg")
         print(name, kind, flush=True)
     write_text(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
 
@@ -72,7 +72,7 @@ def _look(run: fedsign.Run) -> None:
 def _section(name: str) -> str:
     path = RESULTS / f"{name}.json"
     if not path.exists():
-        return "Not played yet."
+        return "Not run yet."
     result = json.loads(path.read_text(encoding="utf-8"))
     raw, signs, special = (result[kind]["summary"] for kind in ("raw", "signs", "special"))
     noises = [

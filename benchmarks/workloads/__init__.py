@@ -28,7 +28,7 @@ class BenchmarkWorkload:
 
 
 def all_workloads() -> dict[str, BenchmarkWorkload]:
-    """Return all workloads by name, in the order of play."""
+    """Return all workloads by name, in the order of measurement."""
     from benchmarks.workloads.scaling import CURVES
     from benchmarks.workloads.silo import SILO, SILO_LARGE
     from benchmarks.workloads.w1 import W1

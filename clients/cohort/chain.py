@@ -106,7 +106,7 @@ class ChainGradient:
 
     def __init__(self, layers: Sequence[Layer], loss: _Loss) -> None:
         self._layers, self._loss = layers, loss
-        self._first = next(place for place, layer in enumerate(layers) if isinstance(layer, Linear))
+        self._first = next(index for index, layer in enumerate(layers) if isinstance(layer, Linear))
         self._ones = torch.ones(())
 
     def add(
@@ -126,13 +126,13 @@ class ChainGradient:
         # [K, 1, B]: a bias gradient is a sum over B; as a product with ones, it applies beta and alpha in the same call
         if self._ones.shape != (len(x), 1, x.shape[1]) or self._ones.dtype != x.dtype:
             self._ones = x.new_ones(len(x), 1, x.shape[1])
-        for place in reversed(range(self._first, len(passed))):  # no gradient for the features
-            layer, (x, y) = self._layers[place], passed[place]
+        for index in reversed(range(self._first, len(passed))):  # no gradient for the features
+            layer, (x, y) = self._layers[index], passed[index]
             if not isinstance(layer, Linear):
                 gradient = layer.gradient(gradient, x, y)
                 continue
             # before the update below, since `into` may be theta
-            later = torch.bmm(gradient, theta[layer.weight]) if place > self._first else gradient
+            later = torch.bmm(gradient, theta[layer.weight]) if index > self._first else gradient
             # [K, n_l, B] x [K, B, n_l-1]
             into[layer.weight].baddbmm_(gradient.transpose(1, 2), x, beta=beta, alpha=alpha)
             if layer.bias is not None:

@@ -93,17 +93,17 @@ class CohortLoss:
         # only this pass moves the running statistics; those in `of` compute representations under other parameters
         outputs, z = forward_with_features(module, {**theta, **buffers}, features, moves_buffers=True)
 
-        def of_sample(present: Tensor, place: Tensor) -> Tensor:
+        def of_sample(present: Tensor, index: Tensor) -> Tensor:
             def of(others: Mapping[str, Tensor]) -> Tensor:
                 """This sample's representation, from the whole batch, since BatchNorm mixes samples."""
                 # the sample's row, [1, d]
-                return forward_with_features(module, {**buffers, **others}, features)[1].index_select(0, place[None])
+                return forward_with_features(module, {**buffers, **others}, features)[1].index_select(0, index[None])
 
             term = self._objective.contrast(Representation(present=present[None], of=of), context)
             return z.new_zeros(()) if term is None else term
 
-        places = torch.arange(len(features), device=features.device)
-        return outputs, (torch.vmap(of_sample)(z, places) * batch.weights).sum()
+        indices = torch.arange(len(features), device=features.device)
+        return outputs, (torch.vmap(of_sample)(z, indices) * batch.weights).sum()
 
 
 def penalty_gradient(
@@ -119,13 +119,13 @@ def penalty_gradient(
 
 
 def _own(objective: Objective, theta: Tensors, context: LocalContext) -> Tensors | None:
-    found = objective.penalty_gradient(theta, context)
-    if found is None:
+    gradients = objective.penalty_gradient(theta, context)
+    if gradients is None:
         return None
     # A gradient that reads only shared tensors has no client axis yet.  The clone has memory of its own, because the
     # chain's gradient is added in place.
     return {
-        name: found[name] if found[name].shape == tensor.shape else found[name].expand_as(tensor).clone()
+        name: gradients[name] if gradients[name].shape == tensor.shape else gradients[name].expand_as(tensor).clone()
         for name, tensor in theta.items()
     }
 
@@ -143,5 +143,7 @@ def by_autograd(objective: Objective, theta: Tensors, context: CohortContext) ->
         total = terms.sum()
     if not total.requires_grad:
         return {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
-    found = torch.autograd.grad(total, list(free.values()), materialize_grads=True)
-    return {name: tensor.clone() for name, tensor in zip(free, found, strict=True)}  # autograd may return expanded ones
+    gradients = torch.autograd.grad(total, list(free.values()), materialize_grads=True)
+    return {
+        name: tensor.clone() for name, tensor in zip(free, gradients, strict=True)
+    }  # autograd may return expanded ones

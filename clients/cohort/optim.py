@@ -22,10 +22,10 @@ class CohortOptimizer:
 
     def __init__(self, whole: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
         """`whole` is a single model's optimizer, of a class in `ELEMENTWISE`; `parameters` are those of the model."""
-        place_of = {parameter: place for place, parameter in enumerate(parameters)}
+        index_of = {parameter: index for index, parameter in enumerate(parameters)}
         self._kind = type(whole)
         self._groups = [
-            {**group, "params": [place_of[each] for each in group["params"]]} for group in whole.param_groups
+            {**group, "params": [index_of[each] for each in group["params"]]} for group in whole.param_groups
         ]
         self._leaves: list[nn.Parameter] = []  # [n, ...]
         self._optimizer: torch.optim.Optimizer
@@ -55,15 +55,15 @@ class CohortOptimizer:
         """Switch to these parameters, and keep the moments of the clients that remain."""
         leaves = [nn.Parameter(tensor) for tensor in parameters]  # sharing memory
         if not self._leaves:
-            groups = [{**group, "params": [leaves[place] for place in group["params"]]} for group in self._groups]
+            groups = [{**group, "params": [leaves[index] for index in group["params"]]} for group in self._groups]
             self._optimizer = step_leanly(made_lean(self._kind, groups))
-        for group, places in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group["params"] = [leaves[place] for place in places["params"]]
+        for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group["params"] = [leaves[index] for index in saved["params"]]
         for old, new in zip(self._leaves, leaves, strict=False):
-            found = self._optimizer.state.pop(old, {})
+            state = self._optimizer.state.pop(old, {})
             # moments are [n, ...] like the parameter and shrink with it; step counts are shared by all clients
             self._optimizer.state[new] = {
-                key: value[: len(new)] if value.shape == old.shape else value for key, value in found.items()
+                key: value[: len(new)] if value.shape == old.shape else value for key, value in state.items()
             }
         self._leaves = leaves
 

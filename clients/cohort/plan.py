@@ -73,14 +73,14 @@ def cohort_plan(indices: Sequence[IntArray], rngs: Iterable[np.random.Generator]
     lengths = np.where(batch == per - 1, size - batch * batch_size, batch_size)
     lengths = np.where(is_active, lengths, 0)
     first = np.where(is_active, begin + epoch * size + batch * batch_size, 0)
-    place = np.arange(lengths.max())
-    is_true = place < lengths[:, :, None]
+    position = np.arange(lengths.max())
+    is_true = position < lengths[:, :, None]
     last_epoch = np.where(epoch == num - 1, lengths, 0)
     return CohortPlan(
         order=order,
         active=is_active.sum(1).tolist(),
         lengths=lengths,
-        samples=torch.from_numpy(dealt[first[:, :, None] + is_true * place]),  # [Note: padding]
+        samples=torch.from_numpy(dealt[first[:, :, None] + is_true * position]),  # [Note: padding]
         weights=torch.from_numpy(is_true / np.maximum(lengths, 1)[:, :, None]),  # clients that are done have length 0
         loss_weights=torch.from_numpy(last_epoch / last_epoch.sum(0)),
     )
@@ -91,11 +91,11 @@ def _dealt(
 ) -> tuple[IntArray, list[int]]:
     """All clients' samples, shuffled once per epoch and concatenated; and the offset of each client."""
     dealt = np.concatenate([index for index, num in zip(indices, num_epochs, strict=True) for _ in range(num)])
-    begins, place = [], 0
+    offsets, offset = [], 0
     for index, num, rng in zip(indices, num_epochs, rngs, strict=True):
-        begins.append(place)
+        offsets.append(offset)
         for _ in range(num):
             # all of the last epoch, too, even if it is cut short: the draws of `Batching.schedule`
-            rng.shuffle(dealt[place : place + len(index)])  # same draws as `permutation`, without a copy
-            place += len(index)
-    return dealt, begins
+            rng.shuffle(dealt[offset : offset + len(index)])  # same draws as `permutation`, without a copy
+            offset += len(index)
+    return dealt, offsets

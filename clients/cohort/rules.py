@@ -5,7 +5,7 @@ from fedsign.compatibility import Experiment
 from fedsign.rules import Choice
 
 COHORT = Choice[Experiment](
-    made=lambda its: CohortKeys.of(its.config).path == "cohort",
+    made=lambda experiment: CohortKeys.of(experiment.config).path == "cohort",
     given="client.path=cohort was given, but",
     rules="clients.cohort.trial:RULES",
     remedy="use client.path=sequential or auto",

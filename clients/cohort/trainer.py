@@ -83,15 +83,15 @@ class CohortTrainer:
     ) -> Iterator[TrainReply | CohortReply | Failure]:
         """Yield each chunk's failures and its replies as one stack; different objectives or rounds are not mixed."""
         for chunk in chunks_of(requests, self._chunk):
-            begun = [_attempted(partial(self._begun, request, states), request) for request in chunk]
-            yield from (client for client in begun if isinstance(client, Failure))
-            for trained in self._train([client for client in begun if isinstance(client, _Client)]):
+            started = [_attempted(partial(self._start, request, states), request) for request in chunk]
+            yield from (client for client in started if isinstance(client, Failure))
+            for trained in self._train([client for client in started if isinstance(client, _Client)]):
                 if isinstance(trained, Failure):
                     yield trained
                 else:
                     yield from self._replies(trained, states)
 
-    def _begun(self, request: TrainRequest, states: ClientStore) -> _Client:
+    def _start(self, request: TrainRequest, states: ClientStore) -> _Client:
         """Prepare a client; the round's common part is made by the first one, and its errors hit every client."""
         if self._round is None or not self._round.is_of(request):
             optimizer = self._optimizer_at(self._learning_rate(request.round))
@@ -168,10 +168,10 @@ class CohortTrainer:
         )
         if objective.has_state or objective.replies_with_more:
             kept = [
-                _attempted(partial(self._keep, stack, place, states), client.request)
-                for place, client in enumerate(stack.clients)
+                _attempted(partial(self._keep, stack, index, states), client.request)
+                for index, client in enumerate(stack.clients)
             ]
-            failed = [place for place, extra in enumerate(kept) if isinstance(extra, Failure)]
+            failed = [index for index, extra in enumerate(kept) if isinstance(extra, Failure)]
             yield from (extra for extra in kept if isinstance(extra, Failure))
             replies = replies.without(failed) if failed else replies
             extras = [extra for extra in kept if not isinstance(extra, Failure)]
@@ -183,12 +183,12 @@ class CohortTrainer:
         if len(replies):
             yield replies
 
-    def _keep(self, stack: _TrainedChunk, place: int, states: ClientStore) -> Tensors:
+    def _keep(self, stack: _TrainedChunk, index: int, states: ClientStore) -> Tensors:
         """Save a client's state; return its auxiliary tensors."""
-        client, packing = stack.clients[place], self._packing
+        client, packing = stack.clients[index], self._packing
         request, context, objective, next_state = client.request, client.context, client.round.objective, Tensors()
         if objective.has_state:
-            trained = {name: stack.tensors[name][place] for name in context.received}
+            trained = {name: stack.tensors[name][index] for name in context.received}
             next_state = objective.next_state(trained, context)
             states.save(request.partition, request.round, packing.packed(next_state))
         return to_device(packing.packed(objective.to_server(next_state, context)), torch.device("cpu"))
@@ -207,7 +207,7 @@ class _Round:
         self._contexts: dict[int, LocalContext] = {}  # by number of steps, which `unit_displacement` depends on
         self.objective = plugins.build("objective", self._spec.name, self._spec.settings)
         self.received = _once(partial(_received, model, packing))
-        self._shared = _once(lambda came: dict(packing.whole(to_device(came, workload.device))))
+        self._shared = _once(lambda tensors: dict(packing.whole(to_device(tensors, workload.device))))
 
     def is_of(self, request: TrainRequest) -> bool:
         """Whether a request belongs to this round and objective."""
@@ -230,24 +230,24 @@ class _Round:
         return context
 
 
-def _received(model: nn.Module, packing: Packing, came: Tensors) -> tuple[Tensors, Tensors]:
+def _received(model: nn.Module, packing: Packing, tensors: Tensors) -> tuple[Tensors, Tensors]:
     """The received parameters and buffers on the device, in the model's dtypes."""
-    own, whole = model.state_dict(), packing.whole(came)
-    if {name: tensor.shape for name, tensor in came.items()} != {
+    own, whole = model.state_dict(), packing.whole(tensors)
+    if {name: tensor.shape for name, tensor in tensors.items()} != {
         name: packing.shape(name, tensor.shape) for name, tensor in own.items()
     }:
         model.load_state_dict(dict(whole))  # raises the same error as the sequential path
-    found = {name: whole[name].to(tensor.device, tensor.dtype) for name, tensor in own.items()}
-    return {name: found.pop(name) for name, _ in model.named_parameters()}, found
+    converted = {name: whole[name].to(tensor.device, tensor.dtype) for name, tensor in own.items()}
+    return {name: converted.pop(name) for name, _ in model.named_parameters()}, converted
 
 
 def _once(convert: Callable[[Tensors], T]) -> Callable[[Tensors], T]:
     """Cache a conversion for the last tensors, compared by identity."""
     last: list[tuple[Tensors, T]] = []
 
-    def converted(came: Tensors) -> T:
-        if not last or not same_tensors(came, last[0][0]):
-            last[:] = [(came, convert(came))]  # holds on to `came`, so that no other tensor gets its identity
+    def converted(tensors: Tensors) -> T:
+        if not last or not same_tensors(tensors, last[0][0]):
+            last[:] = [(tensors, convert(tensors))]  # holds on to `tensors`, so that no other tensor gets its identity
         return last[0][1]
 
     return converted
@@ -276,15 +276,17 @@ def _copies(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:
 
 def _joined(stacks: Sequence[_TrainedChunk], clients: Sequence[_Client]) -> _TrainedChunk:
     """Concatenate stacks, in the order of `clients`."""
-    found = {id(client): place for place, client in enumerate(client for stack in stacks for client in stack.clients)}
-    places = [found[id(client)] for client in clients]
+    index_of = {
+        id(client): index for index, client in enumerate(client for stack in stacks for client in stack.clients)
+    }
+    indices = [index_of[id(client)] for client in clients]
     losses = [loss for stack in stacks for loss in stack.train_losses]
     tensors = stacks[0].tensors
     if len(stacks) > 1:
         tensors = {name: torch.cat([stack.tensors[name] for stack in stacks]) for name in tensors}
-    order = torch.tensor(places, device=next(iter(tensors.values())).device)
+    order = torch.tensor(indices, device=next(iter(tensors.values())).device)
     return _TrainedChunk(
         clients=clients,
         tensors={name: tensor.index_select(0, order) for name, tensor in tensors.items()},
-        train_losses=[losses[place] for place in places],
+        train_losses=[losses[index] for index in indices],
     )

@@ -66,8 +66,8 @@ class CohortTraining:
         `streams` are the clients' generators in the plan's order, if `needs_streams`.  With `frozen_norms` BatchNorm
         uses its running statistics; see [Note: batches of one] in clients.batches.
         """
-        some = next(iter(theta.values()))
-        weights = plan.weights.to(some)
+        like = next(iter(theta.values()))
+        weights = plan.weights.to(like)
         losses = torch.zeros_like(weights)  # [S, K, B]; read once at the end, since reading synchronizes a GPU
         step = _Step(self, objective, optimizer)
         if self.model.has_norm:
@@ -75,21 +75,21 @@ class CohortTraining:
             if frozen_norms:
                 freeze_batch_norm(self.model.module)
         with torch.no_grad():
-            for place, (features, targets) in enumerate(self._batches(plan.samples.to(some.device))):
-                num, batch, kept = plan.active[place], CohortBatch(features, targets, weights[place]), losses[place]
+            for number, (features, targets) in enumerate(self._batches(plan.samples.to(like.device))):
+                num, batch, kept = plan.active[number], CohortBatch(features, targets, weights[number]), losses[number]
                 step.take_part(num, theta, buffers, context)
                 if num < len(kept):
                     batch, kept = batch.first(num), kept[:num]
                 if streams:
-                    lengths = plan.lengths[place, :num]
+                    lengths = plan.lengths[number, :num]
                     # before dropout, because the sequential path draws in this order
                     batch = batch._replace(features=self._augmented(batch.features, lengths, streams))
                     if self.model.draws:
-                        if place == 0:  # a step's dropout calls, with their shapes per sample, never change
+                        if number == 0:  # a step's dropout calls, with their shapes per sample, never change
                             draws = step.draws(batch)
                         batch = batch._replace(masks=tuple(drawn_masks(draws, lengths, streams, batch.features)))
                 kept.copy_(step(batch))
-            counted = plan.loss_weights.to(some)
+            counted = plan.loss_weights.to(like)
             # Not a plain product: a loss of an earlier epoch may be infinite, and 0 x inf is NaN.
             means: list[float] = torch.where(counted > 0, counted * (losses * weights).sum(2), 0.0).sum(0).tolist()
         return means
@@ -108,11 +108,11 @@ class CohortTraining:
         """Features [K, B, ...] and targets [K, B] of each step, fetched for several steps at once within `_AT_ONCE`."""
         features, shape = self._samples.features, self._samples.shape
         step_bytes = chosen[0].numel() * max(1, prod(shape)) * features.element_size()
-        for some in chosen.split(max(1, _AT_ONCE // step_bytes)):
-            index = some.flatten()
+        for part in chosen.split(max(1, _AT_ONCE // step_bytes)):
+            index = part.flatten()
             yield from zip(
-                features.index_select(0, index).view(*some.shape, *shape).unbind(),
-                self._samples.targets.index_select(0, index).view(some.shape).unbind(),
+                features.index_select(0, index).view(*part.shape, *shape).unbind(),
+                self._samples.targets.index_select(0, index).view(part.shape).unbind(),
                 strict=True,
             )
 
@@ -178,7 +178,7 @@ class _Step:
         with torch.enable_grad():
             free = {name: tensor.detach().requires_grad_() for name, tensor in self._theta.items()}  # sharing memory
             total, losses = self._loss(free, batch, self._context, buffers=self._buffers)
-        found = torch.autograd.grad(total, list(free.values()))
+        gradients = torch.autograd.grad(total, list(free.values()))
         if pull is not None:
-            found = torch._foreach_add(found, list(pull.values()))
-        return losses, dict(zip(free, found, strict=True))
+            gradients = torch._foreach_add(gradients, list(pull.values()))
+        return losses, dict(zip(free, gradients, strict=True))

@@ -37,12 +37,12 @@ def _strange(layers: list[nn.Module], known: tuple[type[nn.Module], ...]) -> str
 def _tried(experiment: Experiment) -> str:
     """A problem that a step of two clients reveals, such as a model that mixes samples."""
     try:
-        return _found_by_trying(experiment.workload, experiment.model, experiment.objective)
+        return _trial_step(experiment.workload, experiment.model, experiment.objective)
     except Exception as error:  # noqa: BLE001 - anything that cannot be mapped over clients
         return f"a step of two stacked clients raises {failure_of(0, error).reason[:200]}"
 
 
-def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective) -> str:
+def _trial_step(workload: Workload, model: nn.Module, objective: Objective) -> str:
     """Compute the gradient of two clients with two samples each, and look for dependencies between samples."""
     pair = two_samples(workload)
     if moved := moved_buffer(model, pair):
@@ -87,11 +87,11 @@ def _pulls_each_by_itself(objective: Objective, theta: Tensors, context: CohortC
         return True
     expected = by_autograd(objective, theta, context)
     for _ in range(2):
-        found = gradient() or {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+        gradients = gradient() or {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
         for name, each in expected.items():
-            if not torch.allclose(found[name], each, rtol=1e-3, atol=1e-4 * float(each.abs().max())):
+            if not torch.allclose(gradients[name], each, rtol=1e-3, atol=1e-4 * float(each.abs().max())):
                 return False
-            found[name].zero_()
+            gradients[name].zero_()
     return True
 
 
@@ -104,7 +104,7 @@ _ONE_AFTER_ANOTHER = {
 }
 RULES: tuple[Rule[Experiment], ...] = (
     Rule(
-        lambda its: not its.engine.trains_here and its.config.engine.name,
+        lambda experiment: not experiment.engine.trains_here and experiment.config.engine.name,
         "engine.name={found} gives each client a process of its own",
     ),
     *(
@@ -112,41 +112,46 @@ RULES: tuple[Rule[Experiment], ...] = (
         for path, allowed in _ONE_AFTER_ANOTHER.items()
     ),
     Rule(
-        lambda its: its.trains.adapt_model,
+        lambda experiment: experiment.trains.adapt_model,
         "client.optimizer.name={config.client.optimizer.name} freezes weights, "
         "of which a stack would hold one copy for each client",
     ),
     Rule(
-        lambda its: _strange(dropouts(its.model), STACKED_DROPOUTS),
+        lambda experiment: _strange(dropouts(experiment.model), STACKED_DROPOUTS),
         "model.name={config.model.name} has a layer {found}, whose draws cannot be repeated",
     ),
     Rule(
-        lambda its: its.workload.device.type == "cuda" and dropouts(its.model),
+        lambda experiment: experiment.workload.device.type == "cuda" and dropouts(experiment.model),
         "model.name={config.model.name} has dropout, whose draws on a GPU belong to one client after another",
     ),
     Rule(
-        lambda its: _strange([each for each in its.model.modules() if isinstance(each, BATCH_NORMS)], STACKED_NORMS),
+        lambda experiment: _strange(
+            [each for each in experiment.model.modules() if isinstance(each, BATCH_NORMS)], STACKED_NORMS
+        ),
         "model.name={config.model.name} has a layer {found}, a BatchNorm of a kind of its own",
     ),
-    Rule(lambda its: shares_tensors(its.model), "model.name={config.model.name} has tensors that two layers share"),
     Rule(
-        lambda its: its.trains.trains_part,
+        lambda experiment: shares_tensors(experiment.model),
+        "model.name={config.model.name} has tensors that two layers share",
+    ),
+    Rule(
+        lambda experiment: experiment.trains.trains_part,
         "client.optimizer.name={config.client.optimizer.name} trains other layers of each client",
     ),
     Rule(
-        lambda its: type(its.optimizer) not in ELEMENTWISE,
+        lambda experiment: type(experiment.optimizer) not in ELEMENTWISE,
         "client.optimizer.name={config.client.optimizer.name} is none of torch's SGD, Adam and AdamW",
     ),
     Rule(
-        lambda its: its.objective.contrasts and not its.objective.contrast_is_mean,
+        lambda experiment: experiment.objective.contrasts and not experiment.objective.contrast_is_mean,
         "objective '{spec.name}' does not say that its contrast is a mean over samples (contrast_is_mean)",
     ),
     Rule(
-        lambda its: not isinstance(its.workload.training_samples, Samples),
+        lambda experiment: not isinstance(experiment.workload.training_samples, Samples),
         "data.name={config.data.name} cannot be stacked: its samples are fetched batch by batch",
     ),
     Rule(
-        lambda its: not isinstance(its.workload.training_task, SampleTask),
+        lambda experiment: not isinstance(experiment.workload.training_task, SampleTask),
         "task={config.task} cannot be stacked: it has no method `losses`, which gives the loss of every sample",
     ),
     Rule(_tried, "{found}"),

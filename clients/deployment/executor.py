@@ -19,7 +19,7 @@ def serve(address: str, site: str, task: Task | None) -> NoReturn:
     task = task or tasks.next()
     served = task.fab_hash
     while task.fab_hash == served:
-        tasks.play(task)
+        tasks.run(task)
         task = tasks.next()
     # The next task is acquired already, so its token goes along.  exec keeps the process id that the site watches.
     anew = [sys.executable, "-P", "-m", "clients.deployment.executor", address, site, task.token, task.fab_hash]

@@ -111,17 +111,17 @@ class SuperNode(Node):
     def answer_roll_call(self, question: Mapping[str, object]) -> Mapping[str, str]:
         """Answer the roll call; a site reads its data, so that problems surface before the first round."""
         workload = self.workload
-        told = {CONSENTS_KEY: ", ".join(consents)} if (consents := settings.consents(self._own)) else {}
+        answer = {CONSENTS_KEY: ", ".join(consents)} if (consents := settings.consents(self._own)) else {}
         if not sites.lies_at_nodes(workload.config):
-            return told
+            return answer
         sites.check_tokenizer(workload.config, workload.dataset.text, str(question.get(TOKENIZER_KEY, "")))
         for note in workload.dataset.notes:
             _log.warning("%s", note)  # notes about a node's data stay in its own log
         if not self._own.get(settings.SHARE_KEY):
-            return told
-        return told | {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}
+            return answer
+        return answer | {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}
 
-    def told(self, failure: Failure) -> Failure:
+    def reported(self, failure: Failure) -> Failure:
         """A failure without details, which are logged here; see [Note: what stays at a node]."""
         if self._own.get(settings.SHARE_KEY):
             return failure

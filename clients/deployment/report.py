@@ -26,14 +26,14 @@ _MAX_CURVES = 40
 
 def section(run: Run) -> Section | None:
     """Charts and a table of the sites; None if sites did not evaluate."""
-    lines = RunFolder(run.path).records("sites.jsonl")
-    if not any(line["sites"] for line in lines):
+    records = RunFolder(run.path).records("sites.jsonl")
+    if not any(record["sites"] for record in records):
         return None
     import pandas as pd
 
-    sites = [site for _, site in pd.json_normalize(lines, "sites", "round").set_index("round").groupby("client")]
+    sites = [site for _, site in pd.json_normalize(records, "sites", "round").set_index("round").groupby("client")]
     keys = [*run.metrics, "loss"]
-    heads = [f"{which} {key.replace('_', ' ')}" for key in keys for which in ("last", "best, in round")]
+    heads = [f"{kind} {key.replace('_', ' ')}" for key in keys for kind in ("last", "best, in round")]
     return Section(
         title="Sites",
         lead=LEAD,
@@ -67,8 +67,8 @@ def _row(site: "pd.DataFrame", keys: Sequence[str]) -> tuple[str, list[str]]:
 
 def _values(site: "pd.DataFrame", key: str) -> dict[int, float]:
     """The finite values of a metric by round."""
-    found: dict[int, float] = site[key].dropna().astype(float).to_dict() if key in site else {}
-    return found
+    by_round: dict[int, float] = site[key].dropna().astype(float).to_dict() if key in site else {}
+    return by_round
 
 
 def _chart(run: Run, sites: Sequence["pd.DataFrame"], key: str) -> Chart:

@@ -111,9 +111,9 @@ class PartModel(WorkingModel):
         return self.packing.whole(tensors)
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        found = OnDevice(tensors, self.numerics.device)
-        self._moved.append(found)
-        return found
+        moved = OnDevice(tensors, self.numerics.device)
+        self._moved.append(moved)
+        return moved
 
     def copies(self) -> Tensors:
         """The reply's tensors in CPU memory; copies made for training are handed over without another copy."""

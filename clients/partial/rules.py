@@ -8,16 +8,16 @@ from fedsign.compatibility import Chosen, Experiment, Unless
 from fedsign.rules import Choice, Rule
 
 PARTS = Choice[Experiment](
-    made=lambda its: its.trains.trains_part,
+    made=lambda experiment: experiment.trains.trains_part,
     given="client.optimizer.name={config.client.optimizer.name} trains a part of the model at a time, but",
     rules=(
         Rule(
-            lambda its: not its.serves.proposes_update,
+            lambda experiment: not experiment.serves.proposes_update,
             "strategy {config.strategy.name} is Flower's and needs the same tensors from every client",
             "take one of FedSign's, such as strategy.name=fedavg, or an optimizer that trains all, such as adamw",
         ),
         Rule(
-            lambda its: not its.serves.takes_parts,
+            lambda experiment: not experiment.serves.takes_parts,
             "strategy {config.strategy.name} needs to know how far every parameter went",
             "take another strategy, or an optimizer that trains all, such as client.optimizer.name=sgd",
         ),

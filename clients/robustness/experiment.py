@@ -15,12 +15,14 @@ def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list
     """The extension point `client_middleware`: attacks first, then faults, which may also hit attackers."""
     config = workload.config
     attack, faults = AttackPart.of(config), FaultsSection.of(config)
-    found: list[ClientMiddleware] = []
+    middleware: list[ClientMiddleware] = []
     if attack.is_chosen:
-        found.append(Attack(attack, seed=config.seed, num_clients=config.partition.num_clients))
+        middleware.append(Attack(attack, seed=config.seed, num_clients=config.partition.num_clients))
     if faults.any:
-        found.append(Faults(faults, seed=config.seed, timeout_s=config.server.round_timeout_s, waits=not in_process))
-    return found
+        middleware.append(
+            Faults(faults, seed=config.seed, timeout_s=config.server.round_timeout_s, waits=not in_process)
+        )
+    return middleware
 
 
 class AttackHook(RoundHook):

@@ -7,7 +7,7 @@ from fedsign.report.wording import figure
 
 def section(run: Run) -> Section | None:
     """The mean number of malicious clients per round; None without an attack."""
-    counts = [line["malicious"] for line in run.rounds if "malicious" in line]
+    counts = [record["malicious"] for record in run.rounds if "malicious" in record]
     if not counts:
         return None
     remark = f"a round, {named(run.section('attack'), without={'fraction'})}"

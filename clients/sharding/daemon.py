@@ -48,13 +48,13 @@ def _answer(connection: Connection, group: ShardGroup, server: socket.socket) ->
             _log.warning("%s", error)
             return True
         with connection.deadline(_REQUEST_S):  # a silent peer must not block others
-            found = receive_tensors(connection, max_bytes=group.max_request_bytes)
-        if found is None:
+            received = receive_tensors(connection, max_bytes=group.max_request_bytes)
+        if received is None:
             return True
-        if "end" in found[0]:
+        if "end" in received[0]:
             server.close()  # before replying, since another run may follow at once
             group.part(is_over=True)  # before replying, since this process may end with the peer
             return False
-        (result,) = group.train_many([request_from(*found)], ClientStore(Path()))
+        (result,) = group.train_many([request_from(*received)], ClientStore(Path()))
         send_tensors(connection, result_message(result), {} if isinstance(result, Failure) else result.tensors)
     return True

@@ -87,13 +87,13 @@ class ShardGroup:
         deadline = time.monotonic() + self._workload.config.server.round_timeout_s
         if self._store is None:
             self._start(deadline)
-        came, memory = Layout.of(request.tensors), self._here.memory
-        came.write(request.tensors, memory)
+        layout, memory = Layout.of(request.tensors), self._here.memory
+        layout.write(request.tensors, memory)
         slot = self._here.replies.take()
         lent = self._here.replies.lent(slot)
-        asked = {**request_message(request), "layout": came.as_json(), "slot": slot}
+        message = {**request_message(request), "layout": layout.as_json(), "slot": slot}
         for host in self._hosts:
-            host.ask(asked, memory[: came.num_bytes])
+            host.ask(message, memory[: layout.num_bytes])
         answers = self._answers(deadline)
         return TrainReply(
             round=request.round,
@@ -152,9 +152,9 @@ class ShardGroup:
             RankError: a rank has died, or a machine is lost.
             LateError: a rank has not replied in time.
         """
-        found: dict[int, Message] = {}
+        answers: dict[int, Message] = {}
         failures: dict[int, Message] = {}
-        while len(found) < self._settings.ranks and not any("died" in failure for failure in failures.values()):
+        while len(answers) < self._settings.ranks and not any("died" in failure for failure in failures.values()):
             messages = self._messages(deadline)
             if not messages and failures:
                 break
@@ -166,10 +166,10 @@ class ShardGroup:
                     deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
                     failures[rank] = message
                 else:
-                    found[rank] = message
+                    answers[rank] = message
         if failures:
             raise _first_cause(failures.values())
-        return [found[rank] for rank in range(self._settings.ranks)]
+        return [answers[rank] for rank in range(self._settings.ranks)]
 
     def _messages(self, deadline: float) -> list[RankMessage] | None:
         """The next messages of any ranks; None at the deadline."""

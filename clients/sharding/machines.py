@@ -81,15 +81,15 @@ class RemoteRanks:
     def drain(self, connection: Connection) -> list[RankMessage]:
         """The messages of the current group's ranks."""
         messages = []
-        for found in connection.drain():
-            if found is None:
+        for received in connection.drain():
+            if received is None:
                 messages.append(RankMessage(self._ranks.start, self._lost()))
-            elif found["group"] == self._group:  # drops what ranks of a former group still sent
-                message = found["message"]
+            elif received["group"] == self._group:  # drops what ranks of a former group still sent
+                message = received["message"]
                 if "died" in message:
                     who, how, remedy = message["died"]
                     message = {"died": [f"{who}, on {self._name},", how, f"{remedy} there"]}
-                messages.append(RankMessage(found["rank"], message))
+                messages.append(RankMessage(received["rank"], message))
         return messages
 
     def end(self) -> None:

@@ -55,7 +55,7 @@ class AtDaemon:
         """Train clients one by one; an error becomes a failure."""
         for request in requests:
             try:
-                yield self._asked(request)
+                yield self._request(request)
             except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
                 yield failure_of(request.partition, error)
 
@@ -68,16 +68,16 @@ class AtDaemon:
                 daemon.receive()  # returns when the daemon closes the connection
         let_go()
 
-    def _asked(self, request: TrainRequest) -> Result:
+    def _request(self, request: TrainRequest) -> Result:
         with closing(self._connected()) as daemon:
             send_tensors(daemon, request_message(request), request.tensors)
-            found = receive_tensors(daemon, max_bytes=slot_bytes_of(request.tensors))
-        if found is None:
+            received = receive_tensors(daemon, max_bytes=slot_bytes_of(request.tensors))
+        if received is None:
             raise RankError(
                 "the process that keeps the ranks of this node's clients ended before it answered; "
                 f"the next client gets another one. What it had to say is in {self._given['logs']}."
             )
-        return result_from(found[0], self._roles, found[1], {})
+        return result_from(received[0], self._roles, received[1], {})
 
     def _connected(self) -> Connection:
         """Connect to the node's daemon, starting it if necessary."""

@@ -48,10 +48,10 @@ def _trained(training: ShardedTraining, request: Message, models: SharedFile, re
     tensors = Layout.from_json(request["layout"]).read(models.memory(0))
     nums, losses = training.train(request_from(request, tensors))
     layout = training.layout()
-    places = {} if dist.get_rank() else layout.read(replies.memory(request["slot"]))
+    targets = {} if dist.get_rank() else layout.read(replies.memory(request["slot"]))
     for name, value in training.values():  # gathering is collective, so all ranks must iterate
-        if places:
-            places[name].copy_(value)
+        if targets:
+            targets[name].copy_(value)
     return {"nums": nums, "losses": losses, "layout": layout.as_json()}
 
 

@@ -5,7 +5,7 @@ from fedsign.rules import Choice
 from fedsign.sharding.section import ShardingSection
 
 SHARDING = Choice[Experiment](
-    made=lambda its: ShardingSection.of(its.config).ranks > 1,
+    made=lambda experiment: ShardingSection.of(experiment.config).ranks > 1,
     given="client.sharding.ranks={config.client.sharding.ranks} was given, but",
     rules="clients.sharding.trial:RULES",
 )

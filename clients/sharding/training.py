@@ -100,12 +100,12 @@ class ShardedTraining:
 
     def layout(self) -> Layout:
         """A layout for `values`, in the order of the model."""
-        places = {
+        tensors = {
             name: tensor.new_empty(self._packing.shape(name, tensor.shape), device="meta")
             for name, tensor in self._model.state_dict().items()
             if self._trained is None or name in self._trained or self._is_buffer(name)
         }
-        return Layout.of(places, contiguous=True)
+        return Layout.of(tensors, contiguous=True)
 
     def _is_buffer(self, name: str) -> bool:
         return self._workload.roles[name] is Role.BUFFER
@@ -119,27 +119,27 @@ class ShardedTraining:
         task, clip_norm = workload.training_task, client.clip_norm
         if drawer is not None:
             drawer.zero_grad()  # makes a draw that is due
-        found = torch.zeros((), device=workload.device)
+        total = torch.zeros((), device=workload.device)
         for features, targets, weight in self._pieces(batch):
             loss = task.loss(workload.numerics.outputs(self._model, features, channels_last=False), targets) * weight
             (loss * self._num_ranks).backward()  # `Sharded` averages over ranks
-            found = found + loss.detach()
+            total = total + loss.detach()
         self._sharded.step(clip_norm=clip_norm or None, add=self._penalty.add)
         if drawer is not None:
             drawer.step()  # only counts, as no parameter has a gradient
-        return found
+        return total
 
     def _pieces(self, batch: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
         """This rank's share as pieces: features, targets, weight; see [Note: shares of a batch]."""
         workload, task, ranks = self._workload, self._workload.training_task, self._num_ranks
         first, last = share_of(len(batch), rank=self._rank, ranks=ranks)
-        some = slice(first, last) if first < last else slice(0, 1)
+        part = slice(first, last) if first < last else slice(0, 1)
         if self._needs_whole_batch:
             features, targets = workload.training_samples.batch(batch)
             total = max(num_terms(task, targets), 1)
-            features, targets = workload.augment(features)[some], targets[some]
+            features, targets = workload.augment(features)[part], targets[part]
         else:
-            (features, targets), total = workload.training_samples.batch(batch[some]), len(batch)
+            (features, targets), total = workload.training_samples.batch(batch[part]), len(batch)
         size = workload.config.client.micro_batch or len(batch)
         # The number of pieces follows from the largest share, so it is the same on all ranks.
         for start in range(0, -(-len(batch) // ranks), size):
@@ -167,7 +167,7 @@ class ShardedPenalty:
         self._pieces = pieces if self._objective.has_penalty else ()
         self._context = LocalContext(
             # copies, because the optimizer moves the pieces
-            received={str(place): piece.tensor.detach().clone() for place, piece in enumerate(self._pieces)},
+            received={str(index): piece.tensor.detach().clone() for index, piece in enumerate(self._pieces)},
             state={},
             shared={},
             unit_displacement=None,
@@ -177,7 +177,7 @@ class ShardedPenalty:
     def add(self) -> None:
         """Add the penalty's gradient to the pieces in training."""
         trained = {
-            str(place): piece.tensor for place, piece in enumerate(self._pieces) if piece.tensor.grad is not None
+            str(index): piece.tensor for index, piece in enumerate(self._pieces) if piece.tensor.grad is not None
         }
         for name, gradient in self._gradients(trained).items() if trained else ():
             trained[name].grad.add_(gradient)  # type: ignore[union-attr]

@@ -62,7 +62,7 @@ _WHOLE_PARAMETERS = Rule(
 )
 RULES: tuple[Rule[Experiment], ...] = (
     Rule(
-        lambda its: not its.engine.keeps_processes and its.config.engine.name,
+        lambda experiment: not experiment.engine.keeps_processes and experiment.config.engine.name,
         "engine.name={found} gives a client one process",
         "use in_process or superlink",
     ),
@@ -74,12 +74,12 @@ RULES: tuple[Rule[Experiment], ...] = (
     Rule(Chosen("sparsity"), "{found} changes masks of whole tensors", "use sparsity.name=static"),
     only("engine.channels_last", "auto", "off", because="lays weights out in another way than they are sharded"),
     Rule(
-        lambda its: its.workload.device.type not in ("cpu", "cuda"),
+        lambda experiment: experiment.workload.device.type not in ("cpu", "cuda"),
         "engine.device={config.engine.device} has no way for ranks to talk",
         "use engine.device=cpu or cuda",
     ),
     Rule(
-        lambda its: its.trains.adapt_model,
+        lambda experiment: experiment.trains.adapt_model,
         "client.optimizer.name={config.client.optimizer.name} holds the model's weights as buffers, "
         "which nobody shards",
         "use another optimizer",
@@ -87,17 +87,17 @@ RULES: tuple[Rule[Experiment], ...] = (
     only("client.optimizer.moments", "drop", "keep", because="is for one process only"),
     _WHOLE_PARAMETERS,
     Rule(
-        lambda its: has_batch_norm(its.model),
+        lambda experiment: has_batch_norm(experiment.model),
         "model.name={config.model.name} has BatchNorm, whose statistics would be those of parts of a batch",
         "use a model without",
     ),
     Rule(
-        lambda its: dropouts(its.model),
+        lambda experiment: dropouts(experiment.model),
         "model.name={config.model.name} has dropout, whose draws would be others than those of one process",
         "set it to 0",
     ),
     Rule(
-        lambda its: rule_of(its.optimizer) is None,
+        lambda experiment: rule_of(experiment.optimizer) is None,
         "client.optimizer.name={config.client.optimizer.name} is none of those that are known to move each element by "
         "itself",
         "use sgd, adam, adamw, packed_sgd, packed_adamw or lisa",

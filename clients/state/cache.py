@@ -52,9 +52,9 @@ class StateCache(ClientStore):
         Raises:
             ClientStateError: the states differ from those at the time of the checkpoint.
         """
-        found = self._database.digests()
+        digests = self._database.digests()
         # 0 for a state in a file of its own, which this digest does not cover
-        self._counted = {partition: found.get((partition, version), 0) for partition, version in versions.items()}
+        self._counted = {partition: digests.get((partition, version), 0) for partition, version in versions.items()}
         self._sum = sum(self._counted.values())
         if digest and digest != self._digest:
             raise ClientStateError(
@@ -102,9 +102,9 @@ class StateCache(ClientStore):
             else:
                 self._forget(partition, version)
         for partition in self._changed:  # update the sum by differences, see [Note: the digest of the states]
-            found = self._database.digests(partition).get((partition, versions.get(partition, 0)), 0)
-            self._sum += found - self._counted.get(partition, 0)
-            self._counted[partition] = found
+            digest = self._database.digests(partition).get((partition, versions.get(partition, 0)), 0)
+            self._sum += digest - self._counted.get(partition, 0)
+            self._counted[partition] = digest
         self._changed.clear()
         self._database.commit()
         return self._digest

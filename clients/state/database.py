@@ -61,15 +61,15 @@ class StateDatabase:
 
     def digests(self, partition: int | None = None) -> dict[tuple[int, int], int]:
         """(partition, version) -> sum of the digests of the state's pieces, for one partition or all."""
-        found: dict[tuple[int, int], int] = {}
+        sums: dict[tuple[int, int], int] = {}
         if self._connection is not None:
             chosen, arguments = ("", ()) if partition is None else (" WHERE partition = ?", (partition,))
             with self._errors():
                 for *key, digest in self._connection.execute(
                     f"SELECT partition, version, digest FROM states{chosen}", arguments
                 ):
-                    found[key[0], key[1]] = found.get((key[0], key[1]), 0) + int(digest or "0", 16)
-        return found
+                    sums[key[0], key[1]] = sums.get((key[0], key[1]), 0) + int(digest or "0", 16)
+        return sums
 
     def check(self) -> None:
         """Read all states and verify their digests."""
@@ -80,9 +80,11 @@ class StateDatabase:
         """Write or replace a version of a state; it becomes durable with `commit`."""
         data = save({name: tensor.contiguous() for name, tensor in state.items()})
         with self._errors():
-            self._begun().execute("DELETE FROM states WHERE partition = ? AND version = ?", (partition, version))
+            self._in_transaction().execute(
+                "DELETE FROM states WHERE partition = ? AND version = ?", (partition, version)
+            )
             # DELETE comes first, because a former state may have had more pieces
-            self._begun().executemany(
+            self._in_transaction().executemany(
                 "INSERT INTO states (partition, version, piece, digest, data) VALUES (?, ?, ?, ?, ?)",
                 (
                     (partition, version, piece, _digest(partition, version, piece, part), part)
@@ -98,7 +100,9 @@ class StateDatabase:
         old = [version for version in self.versions(partition) if version < before and version not in but]
         with self._errors():
             for version in old:
-                self._begun().execute("DELETE FROM states WHERE partition = ? AND version = ?", (partition, version))
+                self._in_transaction().execute(
+                    "DELETE FROM states WHERE partition = ? AND version = ?", (partition, version)
+                )
 
     def versions(self, partition: int) -> list[int]:
         """The available versions of a client's state, oldest first."""
@@ -122,7 +126,7 @@ class StateDatabase:
             self._connection.close()
             self._connection = None
 
-    def _begun(self) -> sqlite3.Connection:
+    def _in_transaction(self) -> sqlite3.Connection:
         """The connection, with an open transaction."""
         connection = self._connection or self._open()
         if not connection.in_transaction:

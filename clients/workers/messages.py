@@ -37,8 +37,8 @@ def result_message(result: Result) -> Message:
     """A result without its tensors."""
     if isinstance(result, Failure):
         return {"failed": asdict(result)}
-    who = "partitions" if isinstance(result, CohortReply) else "partition"
-    return {"reply": {name: getattr(result, name) for name in ("round", who, "num_examples", "metrics", "has_state")}}
+    key = "partitions" if isinstance(result, CohortReply) else "partition"
+    return {"reply": {name: getattr(result, name) for name in ("round", key, "num_examples", "metrics", "has_state")}}
 
 
 def result_from(message: Message, roles: Mapping[str, Role], tensors: Tensors, extra: Tensors) -> Result:

@@ -94,7 +94,7 @@ class _Worker:
     child: ChildProcess
     is_ready: bool = False
     jobs: dict[int, _Job] = field(default_factory=dict)  # the first one is running
-    heard_at: float = 0.0  # time of its last message, or of its first job
+    last_message_at: float = 0.0  # time of its last message, or of its first job
     is_late: bool = False
 
 
@@ -169,7 +169,7 @@ class Workers:
         worker_of = {worker.child.connection: worker for worker in self._workers}
         for connection in poll(worker_of, timeout_s):
             worker = worker_of[connection]
-            worker.heard_at = time.monotonic()
+            worker.last_message_at = time.monotonic()
             for message in connection.drain():
                 if message is None:
                     self._replace(worker)
@@ -179,14 +179,14 @@ class Workers:
     def _replace(self, worker: _Worker) -> None:
         """Report a dead worker, replace it, and reassign its jobs."""
         how = worker.child.exit_reason()
-        said = f"what it had to say is in {worker.child.log}"
+        hint = f"what it had to say is in {worker.child.log}"
         if not worker.is_ready:
-            raise EngineError(f"a worker process {how} before it could train; {said}.")  # the next one would fail alike
-        _log.warning("worker process %d %s; %s. Another takes its place.", worker.index, how, said)
+            raise EngineError(f"a worker process {how} before it could train; {hint}.")  # the next one would fail alike
+        _log.warning("worker process %d %s; %s. Another takes its place.", worker.index, how, hint)
         self._workers[self._workers.index(worker)] = self._start(worker.index)
-        for place, job in enumerate(worker.jobs.values()):
+        for index, job in enumerate(worker.jobs.values()):
             for share in job.shares.values():
-                self._see_to(job, share.unit, how, was_at_it=place == 0, is_late=worker.is_late)
+                self._see_to(job, share.unit, how, was_at_it=index == 0, is_late=worker.is_late)
 
     def _see_to(self, job: _Job, unit: Unit, how: str, *, was_at_it: bool, is_late: bool) -> None:
         """Retry a dead worker's unit, or report its failure.
@@ -209,14 +209,18 @@ class Workers:
 
     def _patience_s(self) -> float | None:
         """The time until the next busy worker is late."""
-        ends = [worker.heard_at + self._longest_silence_s for worker in self._workers if worker.jobs]
+        ends = [worker.last_message_at + self._longest_silence_s for worker in self._workers if worker.jobs]
         earliest = min(ends, default=inf)
         return None if earliest == inf else max(0.0, earliest - time.monotonic())
 
     def _end_the_late(self) -> None:
         """Kill workers whose clients hang; polling then notices and replaces them."""
         for worker in self._workers:
-            if worker.jobs and time.monotonic() > worker.heard_at + self._longest_silence_s and not worker.is_late:
+            if (
+                worker.jobs
+                and time.monotonic() > worker.last_message_at + self._longest_silence_s
+                and not worker.is_late
+            ):
                 worker.is_late = True
                 worker.child.process.kill()
 
@@ -245,7 +249,7 @@ class Workers:
     def _give(self, worker: _Worker, call: _Call, units: list[Unit]) -> None:
         """Assign a job to a worker."""
         job = _Job(call)
-        units_asked: list[tuple[int, int, list[Message]]] = []
+        requested_units: list[tuple[int, int, list[Message]]] = []
         for unit in units:
             slot = self._replies.take()
             memory, start, clients = self._replies.lent(slot), 0, []  # states first; replies follow from `start` on
@@ -267,15 +271,15 @@ class Workers:
                     start += layout.num_bytes
                 clients.append(client)
             if clients:
-                job.shares[len(units_asked)] = _Share(unit, memory, len(clients))
-                units_asked.append((slot, start, clients))
-        if not units_asked:
+                job.shares[len(requested_units)] = _Share(unit, memory, len(clients))
+                requested_units.append((slot, start, clients))
+        if not requested_units:
             return
         if not worker.jobs:  # an idle worker is silent: count from its first job
-            worker.heard_at = time.monotonic()
+            worker.last_message_at = time.monotonic()
         worker.jobs[self._num_jobs] = job
         tasks = [task.message for task in job.tasks]
-        worker.child.connection.send({"job": self._num_jobs, "tasks": tasks, "units": units_asked})
+        worker.child.connection.send({"job": self._num_jobs, "tasks": tasks, "units": requested_units})
         self._num_jobs += 1
 
     def _task(self, call: _Call, request: TrainRequest) -> _Task:
@@ -302,25 +306,25 @@ class Workers:
                 raise DiskFullError(sentence)
             case {"defect": sentence}:
                 raise EngineError(f"a worker process could not go on: {sentence}")
-            case {"job": number, "unit": place}:
+            case {"job": number, "unit": index}:
                 job = worker.jobs[number]
-                share = job.shares[place]
+                share = job.shares[index]
                 result = self._result(job.call, share, message)
                 if job.call in self._calls:
                     self._answer(job.call, share.unit, result)
                 share.num_left -= len(partitions_of(result))
                 if not share.num_left:
-                    del job.shares[place]
+                    del job.shares[index]
                 if not job.shares:
                     del worker.jobs[number]
 
     def _result(self, call: _Call, share: _Share, message: Message) -> Result:
         """Build a result from the worker's memory, and save its states if the call is still active."""
-        found, start = [], message["start"]
+        tensors_of, start = [], message["start"]
         for layout in map(Layout.from_json, message["layouts"]):
-            found.append(layout.read(share.memory[start:]))
+            tensors_of.append(layout.read(share.memory[start:]))
             start += layout.num_bytes
-        tensors, extra, *states = found or [{}, {}]
+        tensors, extra, *states = tensors_of or [{}, {}]
         for (partition, version), state in zip(message["states"], states, strict=True):
             if call in self._calls:
                 call.states.save(partition, version, state)
@@ -329,7 +333,7 @@ class Workers:
     def _answer(self, call: _Call, unit: Unit, result: Result) -> None:
         """Queue a result, without clients that a worker had answered before it died."""
         partitions = partitions_of(result)
-        known = [place for place, partition in enumerate(partitions) if partition in unit.answered]
+        known = [index for index, partition in enumerate(partitions) if partition in unit.answered]
         if len(known) == len(partitions):
             return
         if known and isinstance(result, CohortReply):
@@ -347,9 +351,9 @@ def _written(tensors: Tensors, memory: Tensor) -> Layout:
 
 def _large_pages() -> dict[str, str]:
     """Environment that makes glibc use huge pages for large tensors; must be set before a process starts."""
-    said = os.environ.get("GLIBC_TUNABLES", "")
-    pages = [] if "glibc.malloc.hugetlb" in said else ["glibc.malloc.hugetlb=1"]
-    return {"GLIBC_TUNABLES": ":".join([said] * bool(said) + pages)}
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    pages = [] if "glibc.malloc.hugetlb" in tunables else ["glibc.malloc.hugetlb=1"]
+    return {"GLIBC_TUNABLES": ":".join([tunables] * bool(tunables) + pages)}
 
 
 def devices_of(workload: Workload, num_workers: int) -> list[str]:

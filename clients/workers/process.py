@@ -83,7 +83,7 @@ class _Given(ClientStore):
 class _Unit:
     """The position at which the next reply of a unit is written."""
 
-    place: int
+    index: int
     memory: Tensor
     start: int
 
@@ -102,8 +102,8 @@ class _Worker:
         """Train the clients of a job and send the results."""
         tasks = [self._received(task) for task in job["tasks"]]
         states, unit_of, units = _Given(), dict[int, _Unit](), []
-        for place, (slot, start, clients) in enumerate(job["units"]):
-            unit = _Unit(place=place, memory=self.replies.memory(slot), start=start)
+        for index, (slot, start, clients) in enumerate(job["units"]):
+            unit = _Unit(index=index, memory=self.replies.memory(slot), start=start)
             units.append([request_from(client, *tasks[client["task"]]) for client in clients])
             for client in clients:
                 unit_of[client["partition"]] = unit
@@ -115,13 +115,13 @@ class _Worker:
             for result in self.trainer.train_many(requests, states):
                 partitions = partitions_of(result)
                 unit = unit_of[partitions[0]]
-                head = {"job": job["job"], "unit": unit.place}
+                head = {"job": job["job"], "unit": unit.index}
                 try:
-                    self.parent.send(head | _told(result, partitions, unit, states))
+                    self.parent.send(head | _write_result(result, partitions, unit, states))
                 except FedSignError as error:  # larger than the slot
                     for partition in partitions:
                         failure = failure_of(partition, error)
-                        self.parent.send(head | _told(failure, [partition], unit, states))
+                        self.parent.send(head | _write_result(failure, [partition], unit, states))
 
     def _received(self, task: Message) -> tuple[Tensors, Tensors]:
         """The model and the auxiliary tensors of a task."""
@@ -129,7 +129,7 @@ class _Worker:
         return model.read(memory), Layout.from_json(task["shared"]).read(memory[model.num_bytes :])
 
 
-def _told(result: Result, partitions: list[int], unit: _Unit, states: _Given) -> Message:
+def _write_result(result: Result, partitions: list[int], unit: _Unit, states: _Given) -> Message:
     """Make a result's message, and write its tensors and new states into the unit's memory.
 
     Raises:
@@ -140,8 +140,8 @@ def _told(result: Result, partitions: list[int], unit: _Unit, states: _Given) ->
         return message
     saved = {partition: states.saved.pop(partition) for partition in partitions if partition in states.saved}
     all_tensors = [result.tensors, result.extra, *(state for _, state in saved.values())]
-    for place, tensors in enumerate(all_tensors):
-        is_one_model = place == 0 and not isinstance(result, CohortReply)
+    for index, tensors in enumerate(all_tensors):
+        is_one_model = index == 0 and not isinstance(result, CohortReply)
         layout = Layout.of(tensors, contiguous=is_one_model)  # like the copies made in a single process
         layout.write(tensors, unit.memory[unit.start :])
         unit.start += layout.num_bytes

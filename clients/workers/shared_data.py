@@ -60,7 +60,7 @@ class TrainingProcesses:
         self._mark = f"FEDSIGN_{name.upper()}"
         if os.environ.get(self._mark):
             raise EngineError(
-                f"a {name} process was made to play a run, by a module that plays one when it is imported; put that "
+                f"a {name} process was made to start a run, by a module that starts one when it is imported; put that "
                 'under `if __name__ == "__main__":`.'
             )
         self._workload, self._module, self._name, self._logs = workload, module, name, logs
@@ -159,24 +159,24 @@ def digest_of(dataset: Dataset) -> str:
     tensors = [train.targets, train.owners]
     if isinstance(train, Samples):
         tensors.append(train.features)
-    found = hashlib.blake2b(str(len(train)).encode(), digest_size=16)
+    hasher = hashlib.blake2b(str(len(train)).encode(), digest_size=16)
     for tensor in tensors:
         if tensor is not None:
-            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())  # equal bytes may be other samples
-            found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+            hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())  # equal bytes may be other samples
+            hasher.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
-def mapped_data(found: Message) -> Dataset:
+def mapped_data(header: Message) -> Dataset:
     """The shared data set of another process, without samples that only a server needs."""
-    tensors = Layout.from_json(found["layout"]).read(SharedFile(*found["file"]).memory(0))
+    tensors = Layout.from_json(header["layout"]).read(SharedFile(*header["file"]).memory(0))
     train = Samples(**tensors)
-    size = found["vocabulary_size"]
+    size = header["vocabulary_size"]
     none = Samples(features=train.features[:0], targets=train.targets[:0])
     return Dataset(
         train=train,
         test=none,
-        class_names=tuple(found["class_names"]),
-        normalization=Normalization(shift=tuple(found["shift"]), scale=tuple(found["scale"])),
+        class_names=tuple(header["class_names"]),
+        normalization=Normalization(shift=tuple(header["shift"]), scale=tuple(header["scale"])),
         text=None if size is None else VocabularyOnly(size),
     )

@@ -211,15 +211,15 @@ def _half_lr(method: AblatedMethod) -> Control:
 def _size(method: AblatedMethod) -> list[Control]:
     held = [
         Control(
-            key=what.replace("_", "-"),
+            key=name.replace("_", "-"),
             label=f"FedAvg at {method.label}’s {words}",
             group="size",
             text="round by round, seed by seed",
             changes=control("plain"),
-            norms=what,
+            norms=name,
             like=method.strategy,
         )
-        for what, words in _NORMS.items()
+        for name, words in _NORMS.items()
     ]
     if method.objective:
         held.append(

@@ -35,10 +35,10 @@ _CURVES = {
 }
 
 
-def write_page(played: Comparison) -> Path:
+def write_page(done: Comparison) -> Path:
     """Write the page into the ablation's folder; returns its path."""
-    path = played.path / PAGE
-    write_text(path, render(read(played)))
+    path = done.path / PAGE
+    write_text(path, render(read(done)))
     return path
 
 
@@ -48,7 +48,7 @@ def render(ablation: Ablation) -> str:
     return template.render(
         "ablation.html.jinja",
         package=__package__,
-        beside=comparison.__name__,  # package of the shared table style
+        extra_package=comparison.__name__,  # package of the shared table style
         ablation=ablation,
         summary=summary,
         label=summary.labels.get(ablation.regularizer, ablation.regularizer),
@@ -176,8 +176,8 @@ def curves(ablation: Ablation, group: str) -> list[Chart]:
         return []
     metric = ablation.summary.metric
     wanted = {metric: (f"Test {ablation.summary.metric_name}", ""), **_CURVES}
-    found = [_chart(ablation, rows, key, *said) for key, said in wanted.items()]
-    return [chart for chart in found if chart is not None]
+    charts = [_chart(ablation, rows, key, *texts) for key, texts in wanted.items()]
+    return [chart for chart in charts if chart is not None]
 
 
 def _chart(ablation: Ablation, rows: Sequence[Row], key: str, title: str, text: str) -> Chart | None:
@@ -189,13 +189,13 @@ def _chart(ablation: Ablation, rows: Sequence[Row], key: str, title: str, text: 
             if len(curve.rounds) >= MIN_ROUNDS_TO_SMOOTH:
                 values = trailing_mean(values, last=ablation.summary.last)
             series.append(Series(name=row.control.label, x=curve.rounds, y=values, color=color))
-    seen = [value for each in series for value in each.y if value is not None]
-    if not seen:
+    numbers = [value for each in series for value in each.y if value is not None]
+    if not numbers:
         return None
     chart = line_chart(title, series, percent=wording.is_share(key), text=text)
-    if key == "disagreement" and any(value > 0 for value in seen):
-        smallest = min(value for value in seen if value > 0)
-        ticks = decades(smallest, max(seen))
+    if key == "disagreement" and any(value > 0 for value in numbers):
+        smallest = min(value for value in numbers if value > 0)
+        ticks = decades(smallest, max(numbers))
         axis = Axis(label="share", scale="log", limits=(ticks[0], ticks[-1]))
         # a log scale cannot show 0: leave a gap in the line
         series = [replace(each, y=[value if value and value > 0 else None for value in each.y]) for each in series]

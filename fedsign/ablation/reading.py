@@ -100,41 +100,46 @@ class Ablation:
     @property
     def sentences(self) -> list[str]:
         """The verdict in sentences: the gain, what it needs, which controls reach it, whether runs converged."""
-        found = [self._gain_sentence(), self._needed_sentence(), *self._reached_sentences(), *self._added_sentences()]
+        sentences = [
+            self._gain_sentence(),
+            self._needed_sentence(),
+            *self._reached_sentences(),
+            *self._added_sentences(),
+        ]
         judged = [row for row in self.rows if row.rise is not None]
         rising = [row.control.label for row in judged if not row.has_converged]
         if rising:
-            which = "all of them" if len(rising) == len(judged) else enumerate_words(rising)
-            found.append(
-                f"Not converged (validation accuracy still rises by 0.2 points or more in the last fifth): {which}."
+            names = "all of them" if len(rising) == len(judged) else enumerate_words(rising)
+            sentences.append(
+                f"Not converged (validation accuracy still rises by 0.2 points or more in the last fifth): {names}."
             )
         if self.missing:
-            found.append(f"Not run: {enumerate_words([each.label for each in self.missing])}.")
-        return [each for each in found if each]
+            sentences.append(f"Not run: {enumerate_words([each.label for each in self.missing])}.")
+        return [each for each in sentences if each]
 
     def _gain_sentence(self) -> str:
         label = self.summary.labels.get(self.regularizer, self.regularizer)
         if self.gain is None:
             return f"No seed has finished for both FedAvg and {label}."
-        told = self.gain.says if self.gain.says == UNDECIDED else f"{self.gain.says} than FedAvg"
-        return f"{label} − FedAvg: {self.points(self.gain.interval)}, {told}."
+        verdict = self.gain.says if self.gain.says == UNDECIDED else f"{self.gain.says} than FedAvg"
+        return f"{label} − FedAvg: {self.points(self.gain.interval)}, {verdict}."
 
     def _needed_sentence(self) -> str:
         idea, row = essential(self.regularizer), self.row(essential(self.regularizer).key)
         if row is None or row.to_regularizer is None or self.needed is None:
             return ""
         if self.gain is not None and self.gain.says == "better":
-            told = {
+            verdict = {
                 "worse": f"the gain needs {idea.part}",
                 "better": f"the gain is larger without {idea.part}",
             }.get(row.to_regularizer.says, f"too few seeds to tell whether the gain needs {idea.part}")
         else:  # there is no gain to explain
-            told = {
+            verdict = {
                 "worse": f"better with {idea.part} than without",
                 "better": f"worse with {idea.part} than without",
             }.get(row.to_regularizer.says, f"too few seeds to detect an effect of {idea.part}")
         label = self.summary.labels[self.regularizer]
-        return f"{label} − {row.control.label}: {self.points(self.needed)}, {told}."
+        return f"{label} − {row.control.label}: {self.points(self.needed)}, {verdict}."
 
     def _reached_sentences(self) -> Iterator[str]:
         labels: dict[Says, list[str]] = {"better": [], UNDECIDED: []}
@@ -165,14 +170,14 @@ def read(comparison: Comparison) -> Ablation:
     # controls_of lists FedAvg first, then the regularizer
     regularizer = controls[1].key
     entries = {entry.strategy: entry for entry in summary.entries}
-    there = [row for row in controls if row.key in entries]
+    present = [row for row in controls if row.key in entries]
     values = {key: dict(zip(entry.seeds, entry.values, strict=True)) for key, entry in entries.items()}
     lost = {key: entry.num_lost for key, entry in entries.items()}
-    found = differences(values, *pairs_of(there, regularizer), lost=lost, higher_is_better=summary.higher_is_better)
-    gain = found.get((regularizer, FEDAVG))
+    by_pair = differences(values, *pairs_of(present, regularizer), lost=lost, higher_is_better=summary.higher_is_better)
+    gain = by_pair.get((regularizer, FEDAVG))
     is_gain = gain is not None and gain.says == "better"
     rows = []
-    for control in there:
+    for control in present:
         entry, key = entries[control.key], control.key
         share = None
         if is_gain and control.is_rival:
@@ -181,9 +186,9 @@ def read(comparison: Comparison) -> Ablation:
             Row(
                 control=control,
                 entry=entry,
-                to_fedavg=found.get((key, FEDAVG)),
-                to_regularizer=found.get((key, regularizer)),
-                to_base=found.get((key, control.base)),
+                to_fedavg=by_pair.get((key, FEDAVG)),
+                to_regularizer=by_pair.get((key, regularizer)),
+                to_base=by_pair.get((key, control.base)),
                 share=share,
                 peak=_peak(entry, summary),
                 rise=_rise(entry, summary),
@@ -195,7 +200,7 @@ def read(comparison: Comparison) -> Ablation:
 
 def pairs_of(controls: Sequence[Control], regularizer: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """The pairs that the ablation is about, and all other pairs shown."""
-    there = {control.key for control in controls}
+    present = {control.key for control in controls}
     primary = [(regularizer, FEDAVG), (essential(regularizer).key, regularizer)]
     others = [
         (control.key, other)
@@ -203,8 +208,8 @@ def pairs_of(controls: Sequence[Control], regularizer: str) -> tuple[list[tuple[
         if control.group != "reference"
         for other in (regularizer, FEDAVG, control.base)
     ]
-    return [pair for pair in primary if there.issuperset(pair)], [
-        pair for pair in others if there.issuperset(pair) and pair not in primary
+    return [pair for pair in primary if present.issuperset(pair)], [
+        pair for pair in others if present.issuperset(pair) and pair not in primary
     ]
 
 
@@ -230,7 +235,7 @@ def differences(
     if not pairs or not seeds:
         return {}
     ones, references = (np.array([array(pair[side]) for pair in pairs]) for side in (0, 1))
-    found = {}
+    by_pair = {}
     for (one, other), p in zip(pairs, corrected(ones, references, num_primary=len(primary)), strict=True):
         interval = paired_difference(values[one], values[other], higher_is_better=higher_is_better)
         if interval is None:
@@ -239,8 +244,8 @@ def differences(
         # the better one lost more seeds, so the remaining ones may be the lucky ones
         is_lucky = lost[one] > lost[other] if is_better else lost[other] > lost[one]
         says: Says = UNDECIDED if p > LEVEL or is_lucky else "better" if is_better else "worse"
-        found[one, other] = Difference(interval=interval, p=float(p), says=says)
-    return found
+        by_pair[one, other] = Difference(interval=interval, p=float(p), says=says)
+    return by_pair
 
 
 def corrected(ones: Array, others: Array, *, num_primary: int) -> Array:

@@ -62,8 +62,8 @@ class Reader:
         named = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
         # MATH is the only attention backend that supports second derivatives, in forward and in reverse mode.
         with sdpa_kernel(SDPBackend.MATH):
-            found: Tensor = functional_call(self._network, named, (tokens,))
-        return found
+            logits: Tensor = functional_call(self._network, named, (tokens,))
+        return logits
 
     def losses(self, theta: Tensor, tokens: Tensor, targets: Tensor) -> Tensor:
         """-log p of each target, in nats; [n, T]."""

@@ -78,7 +78,7 @@ class Chain:
         shares = torch.softmax(x, dim=-1)
         # the gradient of the mean cross-entropy by the logits
         g = (shares - targets) / len(x)
-        found: list[Tensor] = []
+        gradients: list[Tensor] = []
         widest = 0
         for index, goes_on in self._inwards():
             widest = max(widest, g.numel() * g.element_size())
@@ -86,8 +86,8 @@ class Chain:
             g, by_weights, left = self.layers[index].backward(weights, kept, g, inwards=goes_on)
             passed[index] = Passed(weights, kept, left)
             # in front: the pass runs backward, while theta is in forward order
-            found = [each.flatten() for each in by_weights] + found
-        return torch.cat(found), Passes(passed=passed, shares=shares, widest=widest)
+            gradients = [each.flatten() for each in by_weights] + gradients
+        return torch.cat(gradients), Passes(passed=passed, shares=shares, widest=widest)
 
     def add_tangents(self, passes: Passes, theta_t: Tensor, images_t: Tensor, targets_t: Tensor, into: Tensor) -> None:
         """Add the gradient's tangents [b, M], along directions of all its arguments, to `into`."""

@@ -78,17 +78,17 @@ class Condensation:
     @cached_property
     def network(self) -> Chain:
         """The network that trains on the synthetic images."""
-        dataset, said = self.dataset, self.config.network
+        dataset, config = self.dataset, self.config.network
         shape = dataset.input_shape
-        if said.kind == "mlp":
-            return mlp(shape, dataset.num_outputs, hidden=said.hidden)
-        if min(shape[1:]) < 2 ** (said.num_blocks + 1):  # InstanceNorm makes the mean of a channel, so 1x1, constant
+        if config.kind == "mlp":
+            return mlp(shape, dataset.num_outputs, hidden=config.hidden)
+        if min(shape[1:]) < 2 ** (config.num_blocks + 1):  # InstanceNorm makes the mean of a channel, so 1x1, constant
             raise DataError(
-                f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={said.num_blocks}, each of which "
+                f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={config.num_blocks}, each of which "
                 "halves them, but the last one has to leave 2x2 at least; lower network.num_blocks, or embed them "
-                f"with image_size={2 ** (said.num_blocks + 1)}."
+                f"with image_size={2 ** (config.num_blocks + 1)}."
             )
-        return conv_net(shape, dataset.num_outputs, width=said.width, num_blocks=said.num_blocks)
+        return conv_net(shape, dataset.num_outputs, width=config.width, num_blocks=config.num_blocks)
 
     @cached_property
     def device(self) -> torch.device:
@@ -109,14 +109,14 @@ class Condensation:
         """The initial images."""
         config, train = self.config, self.dataset.train
         generator = torch_generator(config.seed, Purpose.CONDENSATION)
-        found = []
+        images = []
         for label in self.classes.tolist():
             of_class = (train.targets == label).nonzero().flatten()
             if config.start != "noise" and not len(of_class):
                 raise DataError(f"class {label} has no training image to start from; expected one, or start=noise.")
             for _ in range(config.images_per_class):
-                found.append(self._first_image(of_class, generator))
-        meta = {IMAGES: torch.stack(found).to(self.device)}
+                images.append(self._first_image(of_class, generator))
+        meta = {IMAGES: torch.stack(images).to(self.device)}
         if config.soft_labels:
             num_classes = self.dataset.num_outputs
             shares = functional.one_hot(self.labels, num_classes).float()
@@ -134,19 +134,21 @@ class Condensation:
             progress.state = Adam().begin(progress.meta)
         # round 0 is the stream of `begin`
         generator = torch_generator(self.config.seed, Purpose.CONDENSATION, round=progress.step + 1)
-        found = method(self.problem(progress.meta, generator), progress.meta, generator=generator)
-        progress.state = Adam().apply(progress.state, found.gradient, phase.lr * (1 - step / phase.steps))
+        estimate = method(self.problem(progress.meta, generator), progress.meta, generator=generator)
+        progress.state = Adam().apply(progress.state, estimate.gradient, phase.lr * (1 - step / phase.steps))
         # in place is safe: Adam.apply has made a new state
         progress.state[IMAGES].clamp_(0, 1)
         progress.step += 1
         return {
             "step": progress.step,
             "method": phase.method.name,
-            "loss": found.value,
-            "gradient_norm": float(torch.stack([each.square().sum() for each in found.gradient.values()]).sum().sqrt()),
-            "num_directions": found.num_directions,
-            "variance": found.variance,
-            "relative_variance": found.relative_variance,
+            "loss": estimate.value,
+            "gradient_norm": float(
+                torch.stack([each.square().sum() for each in estimate.gradient.values()]).sum().sqrt()
+            ),
+            "num_directions": estimate.num_directions,
+            "variance": estimate.variance,
+            "relative_variance": estimate.relative_variance,
             "time_s": perf_counter() - started,
         }
 
@@ -168,22 +170,22 @@ class Condensation:
     ) -> tuple[Training, list[Draw]]:
         """A fresh network and its training batches; `labels` replaces those of this configuration."""
         labels = self.labels if labels is None else labels
-        said, num_images = self.config.inner, len(meta[IMAGES])
+        settings, num_images = self.config.inner, len(meta[IMAGES])
         inner = Training(
             network=self.network,
             start=self.network.begin(generator).to(self.device),
             labels=labels.to(self.device),
             num_classes=self.dataset.num_outputs,
-            momentum=said.momentum,
-            decay=said.weight_decay,
+            momentum=settings.momentum,
+            decay=settings.weight_decay,
         )
-        size = said.batch_size or num_images
-        return inner, draws(num_images, depth=said.depth, batch_size=size, rate=said.lr, generator=generator)
+        size = settings.batch_size or num_images
+        return inner, draws(num_images, depth=settings.depth, batch_size=size, rate=settings.lr, generator=generator)
 
     @torch.no_grad()
     def evaluate(self, meta: Tree, *, labels: Tensor | None = None) -> float:
         """Mean test accuracy of fresh networks trained on the synthetic images only."""
-        found = []
+        accuracies = []
         for index in range(self.config.outer.evaluations):
             # by index alone: every evaluation trains the same networks, and does not shift the draws of the outer loop
             generator = torch_generator(self.config.seed, Purpose.CONDENSED, round=index)
@@ -192,8 +194,8 @@ class Condensation:
             state = final_state(Problem(inner=inner, data=data, outer=lambda state, _: state["parameters"]), meta)
             batches = (features.to(self.device) for features, _ in self.dataset.test.batches(_EVALUATION_BATCH))
             outputs = torch.cat([self.network.outputs(state["parameters"], features).cpu() for features in batches])
-            found.append(accuracy(outputs, self.dataset.test.targets))
-        return sum(found) / len(found)
+            accuracies.append(accuracy(outputs, self.dataset.test.targets))
+        return sum(accuracies) / len(accuracies)
 
     @cached_property
     def _phases(self) -> tuple[tuple[PhaseSection, Method], ...]:

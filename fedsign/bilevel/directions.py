@@ -21,7 +21,7 @@ Kind = Literal["rademacher", "gaussian"]
 
 def draw(kind: Kind, meta: Tree, *, count: int, generator: torch.Generator) -> Tree:
     """`count` directions [count, ...] in all meta-parameters; drawn on the CPU, so devices agree."""
-    found = {}
+    directions = {}
     for key, like in meta.items():
         shape = (count, *like.shape)
         if kind == "rademacher":
@@ -29,8 +29,8 @@ def draw(kind: Kind, meta: Tree, *, count: int, generator: torch.Generator) -> T
         else:
             # in float64 whatever the dtype of `like`, so that all dtypes see the same directions
             drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-        found[key] = drawn.to(like)
-    return found
+        directions[key] = drawn.to(like)
+    return directions
 
 
 def relative_variance(kind: Kind, *, size: int, count: int) -> float:

@@ -54,7 +54,7 @@ def gradient_of(value: Tensor, tree: Tree, *, retain_graph: bool = False) -> Tre
     """d value / d tree; zero for tensors that `value` does not depend on."""
     if not value.requires_grad:
         return {key: torch.zeros_like(each) for key, each in tree.items()}
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         value, list(tree.values()), retain_graph=retain_graph, allow_unused=True, materialize_grads=True
     )
-    return dict(zip(tree, found, strict=True))
+    return dict(zip(tree, gradients, strict=True))

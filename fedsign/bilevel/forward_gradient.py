@@ -60,12 +60,12 @@ def fg2u_zo(
             vectors = ways.draw(directions, meta, count=num_directions, generator=generator)
         state = final_state(problem, meta)
         value, by_state, direct = judged(problem, state, meta)
-        found = []
+        parts = []
         for index in range(num_directions):
             moved = final_state(problem, {key: each + epsilon * vectors[key][index] for key, each in meta.items()})
             tangent = {key: ((moved[key] - each) / epsilon)[None] for key, each in state.items()}  # [1, ...], b = 1
-            found.append(along(by_state, tangent))
-        slopes = torch.cat(found) + along(direct, vectors)
+            parts.append(along(by_state, tangent))
+        slopes = torch.cat(parts) + along(direct, vectors)
         mean = _mean(Slopes(value=value, state=state, slopes=slopes), vectors)
         # nodes are deterministic: their dispersion is not a variance
         return replace(mean, variance=0.0) if directions == "quadrature" else mean
@@ -78,10 +78,10 @@ def forward_exact(*, memory_bytes: Count = 512 * _MIB) -> Method:
 
     def exact(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
         size = size_of(meta)
-        found = slopes_along(problem, meta, unflattened(torch.eye(size), meta), memory_bytes=memory_bytes)
+        derivative = slopes_along(problem, meta, unflattened(torch.eye(size), meta), memory_bytes=memory_bytes)
         # slopes along unit vectors are the elements of the gradient
-        gradient = unflattened(found.slopes, meta)
-        return Hypergradient(value=found.value, gradient=gradient, state=found.state, num_directions=size)
+        gradient = unflattened(derivative.slopes, meta)
+        return Hypergradient(value=derivative.value, gradient=gradient, state=derivative.state, num_directions=size)
 
     return exact
 
@@ -99,14 +99,14 @@ def slopes_along(problem: Problem, meta: Tree, vectors: Tree, *, memory_bytes: i
     """The derivative of h along each direction, in chunks that fit into memory."""
     size = chunk_size(problem, meta, memory_bytes=memory_bytes)
     count = len(next(iter(vectors.values())))
-    found: list[Tensor] = []
+    slopes: list[Tensor] = []
     for start in range(0, count, size):
         part = {key: each[start : start + size] for key, each in vectors.items()}
         state, tangents = pushed(problem, meta, part)
-        if not found:  # all chunks end in the same state
+        if not slopes:  # all chunks end in the same state
             value, by_state, direct = judged(problem, state, meta)
-        found.append(along(by_state, tangents) + along(direct, part))
-    return Slopes(value=value, state=state, slopes=torch.cat(found))
+        slopes.append(along(by_state, tangents) + along(direct, part))
+    return Slopes(value=value, state=state, slopes=torch.cat(slopes))
 
 
 def chunk_size(problem: Problem, meta: Tree, *, memory_bytes: int) -> int:
@@ -114,9 +114,9 @@ def chunk_size(problem: Problem, meta: Tree, *, memory_bytes: int) -> int:
     return max(1, memory_bytes // problem.inner.bytes_per_direction(meta, problem.data))
 
 
-def _mean(found: Slopes, vectors: Tree) -> Hypergradient:
+def _mean(derivative: Slopes, vectors: Tree) -> Hypergradient:
     """The mean of slope_i v_i, and its variance estimated from the dispersion of the terms."""
-    slopes = found.slopes
+    slopes = derivative.slopes
     count = len(slopes)
     gradient = {key: torch.tensordot(slopes / count, each, dims=1) for key, each in vectors.items()}
     variance = None
@@ -128,5 +128,5 @@ def _mean(found: Slopes, vectors: Tree) -> Hypergradient:
         # unbiased estimate for the mean of b terms; rounding may push it below 0
         variance = max(0.0, squares - count * mean) / (count * (count - 1))
     return Hypergradient(
-        value=found.value, gradient=gradient, state=found.state, num_directions=count, variance=variance
+        value=derivative.value, gradient=gradient, state=derivative.state, num_directions=count, variance=variance
     )

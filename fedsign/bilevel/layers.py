@@ -115,9 +115,9 @@ class Linear(Layer):
     def forward_tangent(self, passed: Passed, weights_t: Parts, x_t: Tensor) -> tuple[Tensor, Kept]:
         """x_t w + x w_t + bias_t."""
         # x w_t has weights per direction, a batched product; x_t w shares w, one large product over all directions
-        found = torch.baddbmm(weights_t[1][:, None], passed.kept.expand(len(x_t), *passed.kept.shape), weights_t[0])
-        found.view(-1, self.num_outputs).addmm_(x_t.reshape(-1, self.fan_in), passed.weights[0])
-        return found, x_t
+        tangent = torch.baddbmm(weights_t[1][:, None], passed.kept.expand(len(x_t), *passed.kept.shape), weights_t[0])
+        tangent.view(-1, self.num_outputs).addmm_(x_t.reshape(-1, self.fan_in), passed.weights[0])
+        return tangent, x_t
 
     def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor, Parts, Kept]:
         """g w^T; x^T g and the sum of g."""
@@ -133,9 +133,9 @@ class Linear(Layer):
         into[1].add_(g_t.sum(1))
         if not inwards:
             return g_t
-        found: Tensor = many.bmm(passed_t.weights[0].transpose(1, 2))
-        found.view(-1, self.fan_in).addmm_(g_t.reshape(-1, self.num_outputs), weight.T)
-        return found
+        by_input: Tensor = many.bmm(passed_t.weights[0].transpose(1, 2))
+        by_input.view(-1, self.fan_in).addmm_(g_t.reshape(-1, self.num_outputs), weight.T)
+        return by_input
 
 
 class Convolution(Linear):

@@ -29,9 +29,9 @@ CAPABILITIES: Mapping[str, Capability] = {found.name: _row(found.name) for found
 
 
 @cache
-def absent(what: str) -> dict[str, dict[str, Any]]:
+def absent(table: str) -> dict[str, dict[str, Any]]:
     """What configurations may contain for deleted capabilities: one table of `known.toml`."""
-    known = tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))[what]
+    known = tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))[table]
     return {name: found for name, found in known.items() if name not in CAPABILITIES}
 
 

@@ -26,7 +26,7 @@ CAPABILITY = Capability(
         "ablate": "simulations.ablation.command:ablate",
     },
     api={
-        "ablate": "simulations.ablation.play:ablate",
+        "ablate": "simulations.ablation.execution:ablate",
     },
     files=("docs/how-to/ablate.md", "docs/ablations.md", "benchmarks/ablations/*"),
 )

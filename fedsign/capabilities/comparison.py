@@ -13,7 +13,7 @@ CAPABILITY = Capability(
     },
     api={
         "Comparison": "fedsign.comparison.folder:Comparison",
-        "compare": "simulations.comparison.play:compare",
+        "compare": "simulations.comparison.execution:compare",
         "load_comparison": "fedsign.comparison.folder:load_comparison",
     },
     extras=("tune",),

@@ -14,7 +14,7 @@ CAPABILITY = Capability(
         "landscape": "the recipes of loss valleys",
         "signs": "the recipes that count equal signs",
         "sharding": "the recipe of PaRO's guideline",
-        "comparison": "a recipe plays its runs as a comparison and tests over seeds",
+        "comparison": "a recipe runs a comparison, with its tests over seeds",
     },
     moved={
         "simulations.recipes.feddyn_faster_digits": "simulations.recipes.algorithms.digits",

@@ -23,17 +23,17 @@ _RISE = 0.2  # share of the rounds, at the start, that need not fit the axis
 
 def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: str) -> Chart | None:
     """Curves of a metric under one condition, with bands of one standard deviation; None if there are no values."""
-    looks, percent = list(summary.labels), is_share(key)
+    strategies, percent = list(summary.labels), is_share(key)
     series = [
-        _line(entry.label, entry.curves[key], color=looks.index(entry.strategy), last=summary.last)
+        _line(entry.label, entry.curves[key], color=strategies.index(entry.strategy), last=summary.last)
         for entry in summary.entries_of(condition)
         if key in entry.curves
     ]
     if not any(value is not None for each in series for value in each.y):
         return None
     chart = line_chart(title, series, percent=percent)
-    seen = _seen(series, percent=percent, focus=key == summary.metric)
-    return replace(chart, y=value_axis(seen, label=chart.y.label, percent=percent))
+    shown = _shown_values(series, percent=percent, focus=key == summary.metric)
+    return replace(chart, y=value_axis(shown, label=chart.y.label, percent=percent))
 
 
 def differences(summary: Summary) -> Chart | None:
@@ -136,7 +136,7 @@ def _bars(
 
 def category_rows(summary: Summary, rows: Sequence[tuple[str, str, str]]) -> tuple[Axis, list[Series]]:
     """Axis and empty series for rows of (heading, strategy, label), grouped by heading."""
-    looks = list(summary.labels)
+    strategies = list(summary.labels)
     names: list[str] = []
     headings, series, former = set(), [], ""
     for heading, strategy, label in rows:
@@ -144,7 +144,7 @@ def category_rows(summary: Summary, rows: Sequence[tuple[str, str, str]]) -> tup
             headings.add(len(names))
             names.append(heading)
             former = heading
-        series.append(Series(name=label, x=(), y=(len(names),), color=looks.index(strategy)))
+        series.append(Series(name=label, x=(), y=(len(names),), color=strategies.index(strategy)))
         names.append(label)
     return Axis(categories=names, headings=frozenset(headings)), series
 
@@ -163,14 +163,14 @@ def _line(name: str, curve: Curve, *, color: int, last: int) -> Series:
     )
 
 
-def _seen(series: Sequence[Series], *, percent: bool, focus: bool) -> list[float]:
+def _shown_values(series: Sequence[Series], *, percent: bool, focus: bool) -> list[float]:
     """Values that the axis must show: means with bands; with `focus`, without the steep start."""
     rounds = sorted({at for each in series for at in each.x if at is not None})
     start = rounds[int(_RISE * len(rounds))] if focus and len(rounds) >= MIN_ROUNDS_TO_SMOOTH else 0
-    seen = []
+    values = []
     for each in series:
         for at, mean, low, high in zip(each.x, each.y, each.low or each.y, each.high or each.y, strict=True):
             if at is not None and at >= start and mean is not None and low is not None and high is not None:
                 # a band wider than its mean may be cut off, or it would flatten the lines
-                seen += [mean, low, high] if high - mean < abs(mean) else [mean]
-    return [min(max(value, 0.0), 1.0) for value in seen] if percent else seen
+                values += [mean, low, high] if high - mean < abs(mean) else [mean]
+    return [min(max(value, 0.0), 1.0) for value in values] if percent else values

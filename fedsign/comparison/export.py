@@ -65,19 +65,19 @@ def export(summary: Summary, folder: Path) -> list[Path]:
     """
     if folder.exists() and not folder.is_dir():
         raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made, for the export.")
-    found = statistics(summary)
+    results = statistics(summary)
     texts = {
         "table.tex": latex.results_table(summary),
         **({"details.tex": latex.details_table(summary)} if len(summary.conditions) > 1 else {}),
         "table.csv": _csv(table_rows(summary)),
-        "statistics.csv": _csv(statistics_rows(summary, found)),
+        "statistics.csv": _csv(statistics_rows(summary, results)),
         "pairs.csv": _csv(pair_rows(summary)),
         **({"trials.csv": _csv(_trial_rows(summary))} if summary.trials else {}),
         **({"tuning.json": json.dumps(summary.tuning, indent=1) + "\n"} if summary.tuning else {}),
         "rounds.csv": _csv(_round_rows(summary)),
         "cells.csv": _csv(_cell_rows(summary)),
     }
-    drawn = _figures(summary, found)
+    drawn = _figures(summary, results)
     tables = [name for name in texts if name.endswith(".tex")]
     shown = {f"figures/{stem}.pdf": caption for stem, (caption, _) in drawn.items()}
     texts["paper.tex"] = latex.document(summary, tables, shown)
@@ -122,9 +122,9 @@ def _cell_rows(summary: Summary) -> list[Record]:
     rows: list[Record] = []
     for entry in summary.entries:
         for seed, path in zip(entry.seeds, entry.folders, strict=True):
-            for line in RunFolder(path).rounds():
-                metrics_of_round = {key: value for key, value in line.items() if not isinstance(value, list)}
-                num_failures = len(line.get("failures") or ())
+            for record in RunFolder(path).rounds():
+                metrics_of_round = {key: value for key, value in record.items() if not isinstance(value, list)}
+                num_failures = len(record.get("failures") or ())
                 rows.append({**names(entry), "seed": seed, **metrics_of_round, "num_failures": num_failures})
     return rows
 
@@ -137,22 +137,22 @@ def _csv(rows: Sequence[Record]) -> str:
 
 def _figures(summary: Summary, statistics: Statistics) -> dict[str, tuple[str, figures.Draw]]:
     """File stem -> (caption, drawing function), for every figure with data."""
-    found: dict[str, tuple[str, figures.Draw]] = {}
+    drawings: dict[str, tuple[str, figures.Draw]] = {}
     names = {summary.metric: f"Test {summary.metric_name}", "loss": "Test loss", "train_loss": "Training loss"}
     for key, title in {**names, "client_drift": "Client drift"}.items():
         for condition in summary.conditions:
             chart = charts.curves(summary, condition, key, title=title)
             if chart is not None:
-                found[_stem(key, condition)] = (
+                drawings[_stem(key, condition)] = (
                     _captioned(f"{title} over the rounds", condition),
                     partial(figures.draw, chart),
                 )
     differences = charts.differences(summary)
     if differences is not None:
-        said = f"Paired differences of the test {summary.metric_name} to {summary.reference_label}, with 95 % intervals"
-        found["differences"] = (said, partial(figures.draw, differences))
-    found |= {stem: (chart.title, partial(figures.draw, chart)) for stem, chart in charts.to_target(summary).items()}
-    found |= {
+        text = f"Paired differences of the test {summary.metric_name} to {summary.reference_label}, with 95 % intervals"
+        drawings["differences"] = (text, partial(figures.draw, differences))
+    drawings |= {stem: (chart.title, partial(figures.draw, chart)) for stem, chart in charts.to_target(summary).items()}
+    drawings |= {
         stem: (f"{chart.title}. {chart.text}", partial(figures.draw, chart))
         for stem, chart in statistics_charts.charts(summary, statistics).items()
     }
@@ -160,12 +160,12 @@ def _figures(summary: Summary, statistics: Statistics) -> dict[str, tuple[str, f
         partition = summary.population.get(values_label(condition)) or {}
         if partition.get("counts"):
             caption = _captioned("Samples of the clients", condition)
-            found[_stem("clients", condition)] = (caption, partial(draw_clients, Population.of(partition)))
-    return found
+            drawings[_stem("clients", condition)] = (caption, partial(draw_clients, Population.of(partition)))
+    return drawings
 
 
-def _captioned(said: str, condition: Mapping[str, Any]) -> str:
-    return f"{said}, {short_label(condition)}" if condition else said
+def _captioned(caption: str, condition: Mapping[str, Any]) -> str:
+    return f"{caption}, {short_label(condition)}" if condition else caption
 
 
 def _stem(key: str, condition: Mapping[str, Any]) -> str:

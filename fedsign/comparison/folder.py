@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedsign.comparison.over_seeds import summarize
 from fedsign.comparison.report import render_card
-from fedsign.comparison.summary import Cell, Plan, Played, Summary
+from fedsign.comparison.summary import Cell, CellResult, Plan, Summary
 from fedsign.comparison.tables import to_frame
 from fedsign.errors import ResultsError, ResumeError
+from fedsign.former_names import warn
 from fedsign.storage.digests import sealed_json
 from fedsign.storage.disk import exclusive, write_text
 from fedsign.storage.results import RunFolder, read_json
@@ -69,7 +70,7 @@ class Comparison:
     def summary(self) -> Summary:
         """Means, paired differences, and cost to the target, of all runs that have finished so far."""
         plan = self.plan
-        return summarize(plan, self.path, [self.played(cell) for cell in plan.cells])
+        return summarize(plan, self.path, [self.result_of(cell) for cell in plan.cells])
 
     def frame(self) -> "pd.DataFrame":
         """The summary as a DataFrame: one row per condition and strategy, NaN for missing values."""
@@ -89,7 +90,7 @@ class Comparison:
         Raises:
             ResultsError: another process holds it.
         """
-        return exclusive(self.path / "lock", what=f"the comparison in {self.path}")
+        return exclusive(self.path / "lock", name=f"the comparison in {self.path}")
 
     @property
     def cells(self) -> Path:
@@ -124,21 +125,28 @@ class Comparison:
         usual = self.cells / cell.id
         return usual if usual.is_dir() else next(self.cells.glob(f"*-{cell.digest}"), usual)
 
-    def played(self, cell: Cell) -> Played:
+    def result_of(self, cell: Cell) -> CellResult:
         """The results of a cell on disk so far."""
         run = self.run_of(cell)
         if run is None:
-            return Played(cell=cell, is_finished=False, failure=self.failure_of(cell))
+            return CellResult(cell=cell, is_finished=False, failure=self.failure_of(cell))
         is_finished = _is_finished(run)
-        return Played(
+        return CellResult(
             cell=cell,
             is_finished=is_finished,
             failure=None if is_finished else self.failure_of(cell),
             folder=run.path,
-            lines=run.rounds(),
+            records=run.rounds(),
             population=run.partition,
-            seconds=sum(value or 0.0 for line in run.timings() for key, value in line.items() if key.endswith("_s")),
+            seconds=sum(
+                value or 0.0 for record in run.timings() for key, value in record.items() if key.endswith("_s")
+            ),
         )
+
+    def played(self, cell: Cell) -> CellResult:
+        """The former name of `result_of`."""
+        warn("Comparison.played", "Comparison.result_of")
+        return self.result_of(cell)
 
 
 def load_comparison(path: str | Path) -> Comparison:
@@ -163,8 +171,8 @@ def _is_finished(run: RunFolder | None) -> bool:
 def _with_defaults_of_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
     """The request of a format-1 plan, with the default that FedSign's gamma had then (0.003) written out."""
     request: dict[str, Any] = content["request"]
-    asked = [key for kind in ("grid", "by", "settings") for key in request.get(kind, ())]
-    is_given = any(key.rpartition(":")[2] == "strategy.gamma" for key in asked)
+    requested = [key for kind in ("grid", "by", "settings") for key in request.get(kind, ())]
+    is_given = any(key.rpartition(":")[2] == "strategy.gamma" for key in requested)
     base = tomllib.loads(content["config_toml"])["strategy"]["name"]
     if is_given or base == "fedsign" or "fedsign" not in request.get("strategies", ()):
         return request

@@ -26,27 +26,27 @@ class Headline:
 
 def headline(summary: Summary) -> Headline:
     """The best strategies over all conditions, their differences, and what the tests show."""
-    found, scale = standings(summary), summary.scale
+    table, scale = standings(summary), summary.scale
     sign = -1 if summary.higher_is_better else 1
     order = sorted(
-        (row for row in found.rows if row.mean is not None), key=lambda row: (row.num_lost, sign * (row.mean or 0.0))
+        (row for row in table.rows if row.mean is not None), key=lambda row: (row.num_lost, sign * (row.mean or 0.0))
     )
     if not order:
         where = " under every condition" if len(summary.conditions) > 1 else ""
-        said = f"No strategy has ended with a number{where}{' yet' if summary.num_pending else ''}."
-        return Headline(condition="", best="", value="", remark="", sentences=(said, *_all_troubles(summary, "")))
+        sentence = f"No strategy has ended with a number{where}{' yet' if summary.num_pending else ''}."
+        return Headline(condition="", best="", value="", remark="", sentences=(sentence, *_all_troubles(summary, "")))
     top, is_alone = order[0], len(summary.labels) == 1
     leaders = order if is_alone else [row for row in order if row.is_bold]
-    sentences = [] if is_alone else [_leader(summary, order, found)]
+    sentences = [] if is_alone else [_leader(summary, order, table)]
     if not is_alone:
-        sentences += [_shown(summary, row) for row in leaders] if found.tells else [_nothing(summary, found)]
-    what = f"test {summary.metric_name}, mean of {plural(len(top.values), 'seed')}"
-    what += f" and {plural(len(summary.conditions), 'condition')}" if len(summary.conditions) > 1 else ""
+        sentences += [_shown(summary, row) for row in leaders] if table.tells else [_nothing(summary, table)]
+    remark = f"test {summary.metric_name}, mean of {plural(len(top.values), 'seed')}"
+    remark += f" and {plural(len(summary.conditions), 'condition')}" if len(summary.conditions) > 1 else ""
     return Headline(
         condition="",
         best=enumerate_words([row.label for row in leaders]) or f"{UNDECIDED[0].upper()}{UNDECIDED[1:]}",
         value=scale.with_unit(leaders[0].mean) if len(leaders) == 1 else "",
-        remark=what if len(leaders) == 1 else "",
+        remark=remark if len(leaders) == 1 else "",
         sentences=tuple(filter(None, [*sentences, *_all_troubles(summary, top.strategy)])),
     )
 
@@ -54,23 +54,23 @@ def headline(summary: Summary) -> Headline:
 def described(summary: Summary, condition: Mapping[str, Any]) -> Headline:
     """One condition among several: the best mean and its difference to the reference.  No test, no verdict."""
     order = ranked(summary.entries_of(condition), higher_is_better=summary.higher_is_better)
-    said = f"No cell of this condition has ended with a number{' yet' if summary.num_pending else ''}."
+    sentence = f"No cell of this condition has ended with a number{' yet' if summary.num_pending else ''}."
     if order:
         best = order[0]
         value = summary.scale.with_unit(best.mean)
-        said = f"{best.label} has the best mean, {value}"
+        sentence = f"{best.label} has the best mean, {value}"
         of = best.seeds_of_all
-        said += f" of {of}" if of else ""
+        sentence += f" of {of}" if of else ""
         is_reference = best.strategy == summary.reference or best.difference is None
-        said += (
+        sentence += (
             "."
             if is_reference or best.difference is None
             else f": {_measured(best.difference, summary.scale, than=summary.reference_label)}"
         )
-    return Headline(condition=short_label(condition), best="", value="", remark="", sentences=(said,))
+    return Headline(condition=short_label(condition), best="", value="", remark="", sentences=(sentence,))
 
 
-def _leader(summary: Summary, order: Sequence[Standing], found: Standings) -> str:
+def _leader(summary: Summary, order: Sequence[Standing], table: Standings) -> str:
     """The best mean against the reference; if the reference is best, the runner-up against it."""
     best, reference = order[0], summary.reference_label
     other, than, start = best, reference, f"{best.label} has the best mean"
@@ -81,30 +81,30 @@ def _leader(summary: Summary, order: Sequence[Standing], found: Standings) -> st
         start = f"{best.label}, the reference, has the best mean; {other.label} comes next"
     if other.difference is None or other.p is None:
         return f"{start}. No seed has ended for both {other.label} and {than}, so no difference can be reported."
-    said = f"{start}: {_measured(other.difference, summary.scale, than=than)}"
-    if found.tells and other.says == UNDECIDED:
-        said += f" That is {UNDECIDED} the two apart (corrected {corrected_p(other.p)})."
-    return said
+    sentence = f"{start}: {_measured(other.difference, summary.scale, than=than)}"
+    if table.tells and other.says == UNDECIDED:
+        sentence += f" That is {UNDECIDED} the two apart (corrected {corrected_p(other.p)})."
+    return sentence
 
 
 def _shown(summary: Summary, row: Standing) -> str:
     """What the tests show of a strategy in bold."""
     others = [summary.labels[name] for name in summary.labels if name != row.strategy and name not in row.better_than]
-    said = (
+    sentence = (
         f"{row.label} is shown to be better than {enumerate_words([summary.labels[name] for name in row.better_than])}"
     )
-    return f"{said}; beside {enumerate_words(others)}, {UNDECIDED}." if others else f"{said}."
+    return f"{sentence}; beside {enumerate_words(others)}, {UNDECIDED}." if others else f"{sentence}."
 
 
-def _nothing(summary: Summary, found: Standings) -> str:
+def _nothing(summary: Summary, table: Standings) -> str:
     """Why no strategy is in bold."""
-    if not found.pairs:
+    if not table.pairs:
         return ""
-    if all(pair.difference.num_pairs < 2 for pair in found.pairs):
+    if all(pair.difference.num_pairs < 2 for pair in table.pairs):
         return "With one seed there is no interval and no test; another seed may reverse this."
-    least = corrected_p(min(pair.p for pair in found.pairs))
-    tests = f"none of {len(found.pairs)} tests" if len(found.pairs) > 1 else "the test"
-    shows = "shows" if len(found.pairs) > 1 else "does not show"
+    least = corrected_p(min(pair.p for pair in table.pairs))
+    tests = f"none of {len(table.pairs)} tests" if len(table.pairs) > 1 else "the test"
+    shows = "shows" if len(table.pairs) > 1 else "does not show"
     return (
         f"No strategy is shown to be better than another: {tests} {shows} a difference "
         f"(the smallest corrected {least})."
@@ -113,11 +113,11 @@ def _nothing(summary: Summary, found: Standings) -> str:
 
 def _all_troubles(summary: Summary, best: str) -> list[str]:
     """A sentence for every entry that lost seeds, and one for pending cells."""
-    found = [_troubles(entry, is_best=entry.strategy == best) for entry in summary.entries if entry.num_lost]
+    sentences = [_troubles(entry, is_best=entry.strategy == best) for entry in summary.entries if entry.num_lost]
     if summary.num_pending:
         have = "has" if summary.num_pending == 1 else "have"
-        found.append(f"{plural(summary.num_pending, 'cell')} {have} not finished; the others say this.")
-    return found
+        sentences.append(f"{plural(summary.num_pending, 'cell')} {have} not finished; the others say this.")
+    return sentences
 
 
 def _measured(difference: Interval, scale: Scale, *, than: str) -> str:
@@ -135,11 +135,11 @@ def _measured(difference: Interval, scale: Scale, *, than: str) -> str:
 
 def _troubles(entry: Entry, *, is_best: bool) -> str:
     ends = [(entry.num_diverged, "diverged"), (entry.num_failed, "failed")]
-    said = " and ".join(f"{what} with {count}" for count, what in ends if count)
+    sentence = " and ".join(f"{outcome} with {count}" for count, outcome in ends if count)
     where = short_label(entry.condition)
-    said = f"{entry.label} {said} of {plural(entry.num_seeds, 'seed')}{f' under {where}' if where else ''}"
+    sentence = f"{entry.label} {sentence} of {plural(entry.num_seeds, 'seed')}{f' under {where}' if where else ''}"
     if entry.mean is None:
-        return f"{said}."
+        return f"{sentence}."
     if is_best:
-        return f"{said}; its mean is of the others alone."
-    return f"{said}; its mean is of the others, so it does not count as the best."
+        return f"{sentence}; its mean is of the others alone."
+    return f"{sentence}; its mean is of the others, so it does not count as the best."

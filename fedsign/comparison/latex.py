@@ -112,8 +112,8 @@ def _by_condition(summary: Summary) -> str:
     for strategy, label in summary.labels.items():
         row = rows[strategy]
         values = [escape(column[strategy].whole_value) for column in columns]
-        said = [_bold(escape(row.value), row.standing.is_bold), escape(_short(row.verdict))]
-        lines.append(_row([_bold(escape(label), row.standing.is_bold), *values, *said]))
+        mean_cells = [_bold(escape(row.value), row.standing.is_bold), escape(_short(row.verdict))]
+        lines.append(_row([_bold(escape(label), row.standing.is_bold), *values, *mean_cells]))
     heads = [*(escape(table.condition) for table in tables), "Mean", f"Beside {escape(summary.reference_label)}"]
     return _table(summary, heads, lines, is_detailed=False)
 
@@ -137,27 +137,27 @@ def _short(verdict: str) -> str:
 
 def _caption(summary: Summary, *, is_detailed: bool) -> str:
     seeds, scale = summary.num_seeds, summary.scale
-    said = f"Test {summary.metric_name}{' in %' if scale.percent else ''}, {summary.last_rounds}"
+    caption = f"Test {summary.metric_name}{' in %' if scale.percent else ''}, {summary.last_rounds}"
     if seeds < 2:
-        said += ", one seed."
+        caption += ", one seed."
     else:
-        said += f"; mean ± standard deviation over {seeds} seeds."
+        caption += f"; mean ± standard deviation over {seeds} seeds."
         if not is_detailed or len(summary.conditions) == 1:
             over = "" if is_detailed else "over all conditions, "
-            said += (
+            caption += (
                 f" Verdicts are paired t-tests of all pairs of strategies, {over}Holm-corrected together "
                 f"(5 % for one false verdict or more); undecided: {UNDECIDED}. "
                 f"Bold: shown to be better than at least one strategy and worse than none."
             )
     if is_detailed:
         unit = ", in percentage points" if scale.percent else ""
-        said += f" Differences are paired by seed{', each with its own 95 % interval' if seeds > 1 else ''}{unit}."
+        caption += f" Differences are paired by seed{', each with its own 95 % interval' if seeds > 1 else ''}{unit}."
         if summary.target is not None:
-            said += (
+            caption += (
                 f" Target: {scale.with_unit(summary.target)}; medians over all seeds, of the smoothed metric, "
                 "sustained; in brackets how many reached it."
             )
-    return escape(said + _lacking(summary))
+    return escape(caption + _lacking(summary))
 
 
 def _lacking(summary: Summary) -> str:

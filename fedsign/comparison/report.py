@@ -30,7 +30,7 @@ def write_comparison(summary: Summary) -> Path:
 def render(summary: Summary) -> str:
     """The page as HTML."""
     conditions = summary.conditions if len(summary.conditions) > 1 else ()
-    found = statistics_charts.statistics(summary)
+    results = statistics_charts.statistics(summary)
     return template.render(
         TEMPLATE,
         package=__package__,
@@ -42,7 +42,7 @@ def render(summary: Summary) -> str:
         results=tables.results(summary),
         pooled=tables.pooled(summary),
         differences=charts.differences(summary),
-        statistics=statistics_charts.charts(summary, found).values(),
+        statistics=statistics_charts.charts(summary, results).values(),
         min_seeds=statistics_charts.MIN_SEEDS,
         groups=groups(summary),
         to_target=charts.to_target(summary).values(),
@@ -86,16 +86,16 @@ def facts(summary: Summary) -> list[Fact]:
     """The key numbers at the top of the page."""
     counts = {"strategies": len(summary.labels), "seeds": summary.num_seeds}
     counts["conditions"] = len(summary.conditions)
-    found = [Fact(name=name, value=f"{count:,}") for name, count in counts.items() if count]
+    listed = [Fact(name=name, value=f"{count:,}") for name, count in counts.items() if count]
     cells = Fact(name="runs", value=f"{summary.num_finished:,}", remark=f"of {summary.num_cells:,} finished")
     time = Fact(name="total run time", value=wording.duration(summary.seconds), remark="added up")
-    return [*found, cells, time]
+    return [*listed, cells, time]
 
 
 def groups(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
     """Title, text, and one chart per condition: curves of the metric, the losses, and client drift."""
     metric = summary.metric_name
-    metric_text = f"On the test samples: {_what_lines_are(summary)}"
+    metric_text = f"On the test samples: {_legend_text(summary)}"
     if _is_smooth(summary):
         metric_text += " Each line ends at the value in the table."
     own = {summary.metric: (f"Test {metric}", metric_text)}
@@ -105,7 +105,7 @@ def groups(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
         "client_drift": ("Client drift", DRIFT),
     }
     is_one = len(summary.conditions) == 1
-    found = []
+    sections = []
     # the first `own` sets the place, the last one the text: the metric may itself be the loss
     for key, (title, text) in (own | others | own).items():
         drawn = []
@@ -116,8 +116,8 @@ def groups(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
                 heading, about = (title, text) if is_one else (short_label(condition), "")
                 drawn.append(replace(chart, title=heading, text=about, note=note))
         if drawn:
-            found.append((title, text, drawn))
-    return found
+            sections.append((title, text, drawn))
+    return sections
 
 
 def populations(summary: Summary) -> list[tuple[str, Population]]:
@@ -154,10 +154,10 @@ def _is_smooth(summary: Summary) -> bool:
     return max(rounds, default=0) >= MIN_ROUNDS_TO_SMOOTH
 
 
-def _what_lines_are(summary: Summary) -> str:
+def _legend_text(summary: Summary) -> str:
     """What a line and its band show."""
     seeds = summary.num_seeds
-    line = f"the mean of {wording.plural(seeds, 'seed')}" if seeds > 1 else "one seed"
+    center = f"the mean of {wording.plural(seeds, 'seed')}" if seeds > 1 else "one seed"
     band = ", the band one standard deviation either way" if seeds > 1 else ""
     smooth = f", both averaged over {summary.last} rounds" if seeds > 1 else f", averaged over {summary.last} rounds"
-    return f"{line}{band}{smooth if _is_smooth(summary) else ''}."
+    return f"{center}{band}{smooth if _is_smooth(summary) else ''}."

@@ -36,11 +36,11 @@ class Statistics:
 def statistics(summary: Summary) -> Statistics:
     """All statistics of the section; deterministic for a given summary."""
     sign = 1.0 if summary.higher_is_better else -1.0
-    found = {name: sign * _scores(summary, name) for name in summary.labels}
-    found = {name: scores for name, scores in found.items() if len(scores) >= MIN_SEEDS}
-    ends = [float(end) for scores in found.values() for end in (scores.min(), scores.max())]
+    scores_of = {name: sign * _scores(summary, name) for name in summary.labels}
+    scores_of = {name: scores for name, scores in scores_of.items() if len(scores) >= MIN_SEEDS}
+    ends = [float(end) for scores in scores_of.values() for end in (scores.min(), scores.max())]
     thresholds = np.linspace(min(ends, default=0.0), max(ends, default=0.0), _THRESHOLDS)
-    drawn = aggregate(found, thresholds.tolist(), reference=summary.reference) if len(found) > 1 else {}
+    drawn = aggregate(scores_of, thresholds.tolist(), reference=summary.reference) if len(scores_of) > 1 else {}
     return Statistics(
         aggregates=drawn if summary.higher_is_better else {name: mirrored(each) for name, each in drawn.items()},
         thresholds=tuple((sign * thresholds).tolist()),
@@ -48,22 +48,22 @@ def statistics(summary: Summary) -> Statistics:
     )
 
 
-def charts(summary: Summary, found: Statistics) -> dict[str, Chart]:
+def charts(summary: Summary, results: Statistics) -> dict[str, Chart]:
     """Charts by file name; only those with data."""
     drawn: dict[str, Chart] = {}
-    if found.aggregates:
-        drawn["interquartile-mean"] = _interquartile_means(summary, found)
-        drawn["performance-profile"] = _profiles(summary, found)
-        if summary.reference in found.aggregates:
-            drawn["probability-of-improvement"] = _improvements(summary, found)
-    if found.ranks:
-        drawn["critical-difference"] = _ranks(summary, found.ranks)
+    if results.aggregates:
+        drawn["interquartile-mean"] = _interquartile_means(summary, results)
+        drawn["performance-profile"] = _profiles(summary, results)
+        if summary.reference in results.aggregates:
+            drawn["probability-of-improvement"] = _improvements(summary, results)
+    if results.ranks:
+        drawn["critical-difference"] = _ranks(summary, results.ranks)
     return drawn
 
 
-def _interquartile_means(summary: Summary, found: Statistics) -> Chart:
+def _interquartile_means(summary: Summary, results: Statistics) -> Chart:
     scale = summary.scale
-    rows = [(name, _ends(each.interquartile_mean)) for name, each in found.aggregates.items()]
+    rows = [(name, _ends(each.interquartile_mean)) for name, each in results.aggregates.items()]
     texts = [f"{scale.number(value)} [{scale.number(low)}, {scale.number(high)}]" for _, (value, low, high) in rows]
     unit = f", {scale.unit}" if scale.unit else ""
     return _intervals(
@@ -76,8 +76,10 @@ def _interquartile_means(summary: Summary, found: Statistics) -> Chart:
     )
 
 
-def _improvements(summary: Summary, found: Statistics) -> Chart:
-    rows = [(name, _ends(each.improvement)) for name, each in found.aggregates.items() if each.improvement is not None]
+def _improvements(summary: Summary, results: Statistics) -> Chart:
+    rows = [
+        (name, _ends(each.improvement)) for name, each in results.aggregates.items() if each.improvement is not None
+    ]
     chart = _intervals(
         f"Probability of improvement over {summary.reference_label}",
         summary,
@@ -119,11 +121,11 @@ def _ranks(summary: Summary, ranks: Ranks) -> Chart:
     return replace(chart, x=replace(chart.x, limits=(low - pad, high + pad)))
 
 
-def _profiles(summary: Summary, found: Statistics) -> Chart:
+def _profiles(summary: Summary, results: Statistics) -> Chart:
     """Profiles over thresholds in the table's unit; x increases even if lower is better."""
-    factor, looks = summary.scale.factor, list(summary.labels)
+    factor, strategies = summary.scale.factor, list(summary.labels)
     order = slice(None, None, 1 if summary.higher_is_better else -1)
-    across = [factor * each for each in found.thresholds][order]
+    across = [factor * each for each in results.thresholds][order]
     series = [
         Series(
             name=summary.labels[name],
@@ -131,9 +133,9 @@ def _profiles(summary: Summary, found: Statistics) -> Chart:
             y=each.profile.value.tolist()[order],
             low=each.profile.low.tolist()[order],
             high=each.profile.high.tolist()[order],
-            color=looks.index(name),
+            color=strategies.index(name),
         )
-        for name, each in found.aggregates.items()
+        for name, each in results.aggregates.items()
     ]
     name = f"{summary.metric_name}{f', {summary.scale.unit}' if summary.scale.unit else ''}"
     chart = line_chart("Performance profile", series, x=name, percent=True)
@@ -166,15 +168,15 @@ def _intervals(
             x=(value,),
             low=(low,) if has_whiskers else (),
             high=(high,) if has_whiskers else (),
-            labels=(said,),
+            labels=(values_text,),
         )
-        for each, (_, (value, low, high)), said in zip(series, rows, texts, strict=True)
+        for each, (_, (value, low, high)), values_text in zip(series, rows, texts, strict=True)
     ]
     ends = [end for _, values in rows for end in values]
     ticks = nice_ticks(min(ends), max(ends), at_most=8)
-    said = "; ".join(f"{summary.labels[name]}: {each}" for (name, _), each in zip(rows, texts, strict=True))
+    values_text = "; ".join(f"{summary.labels[name]}: {each}" for (name, _), each in zip(rows, texts, strict=True))
     x = Axis(label=label, limits=(ticks[0], ticks[-1]))
-    return Chart(title=title, series=marks, x=x, y=y, description=f"{title}: {said}", text=text)
+    return Chart(title=title, series=marks, x=x, y=y, description=f"{title}: {values_text}", text=text)
 
 
 def _ends(estimate: Estimate) -> list[float]:

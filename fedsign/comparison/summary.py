@@ -68,20 +68,20 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Played:
+class CellResult:
     """The results of a cell on disk so far."""
 
     cell: Cell
     is_finished: bool
     folder: Path | None = None
-    lines: Sequence[Record] = ()
+    records: Sequence[Record] = ()
     population: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     failure: str | None = None  # why it failed; None: finished or pending
 
     def final(self, key: str) -> float | None:
         """Mean of a metric over the last rounds."""
-        return final_value(list(self.lines), key, last=LAST)
+        return final_value(list(self.records), key, last=LAST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,8 +183,8 @@ class Entry:
     @property
     def seed_troubles(self) -> str:
         """Outcomes of the seeds without a value; empty if there are none."""
-        said = [(self.num_diverged, "diverged"), (self.num_failed, "failed"), (self.unfinished, "unfinished")]
-        return ", ".join(f"{count:,} {what}" for count, what in said if count)
+        counts = [(self.num_diverged, "diverged"), (self.num_failed, "failed"), (self.unfinished, "unfinished")]
+        return ", ".join(f"{count:,} {outcome}" for count, outcome in counts if count)
 
     @property
     def troubles(self) -> str:

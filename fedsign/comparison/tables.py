@@ -69,11 +69,11 @@ def pooled(summary: Summary) -> list[PooledRow]:
     """The table over all conditions; empty for a single condition, whose own table shows it."""
     if len(summary.conditions) < 2:
         return []
-    looks = list(summary.labels)
+    strategies = list(summary.labels)
     return [
         PooledRow(
             standing=row,
-            sample=Series(name=row.label, x=(), y=(), color=looks.index(row.strategy)),
+            sample=Series(name=row.label, x=(), y=(), color=strategies.index(row.strategy)),
             value=summary.scale.mean_and_std(row.mean, row.std),
             difference="reference" if row.says == "reference" else _interval(summary, row),
             verdict=verdict_text(row),
@@ -95,13 +95,15 @@ def verdict_text(row: Standing) -> str:
 
 def results(summary: Summary) -> list[ResultTable]:
     """The final table of every condition."""
-    looks, scale, found = list(summary.labels), summary.scale, standings(summary)
+    strategies, scale, verdicts = list(summary.labels), summary.scale, standings(summary)
     tables = []
     for condition in summary.conditions:
         entries = summary.entries_of(condition)
         target = next((entry.to_target.target for entry in entries if entry.to_target), None)
         rows = [
-            _result_row(summary, entry, looks.index(entry.strategy), found if len(summary.conditions) == 1 else None)
+            _result_row(
+                summary, entry, strategies.index(entry.strategy), verdicts if len(summary.conditions) == 1 else None
+            )
             for entry in entries
         ]
         reaching = "" if target is None else scale.with_unit(target)
@@ -114,11 +116,11 @@ def table_rows(summary: Summary) -> list[Record]:
     return [_table_row(summary, entry) for entry in summary.entries]
 
 
-def statistics_rows(summary: Summary, found: Statistics) -> list[Record]:
+def statistics_rows(summary: Summary, results: Statistics) -> list[Record]:
     """One row per strategy over all conditions: tests and descriptive statistics."""
     rows = []
     for row in standings(summary).rows:
-        own = found.aggregates.get(row.strategy)
+        own = results.aggregates.get(row.strategy)
         rows.append(
             {
                 "strategy": row.strategy,
@@ -132,7 +134,7 @@ def statistics_rows(summary: Summary, found: Statistics) -> list[Record]:
                 "bold": int(row.is_bold),
                 "better_than": " ".join(row.better_than),
                 "worse_than": " ".join(row.worse_than),
-                "mean_rank": found.ranks.mean[row.strategy] if found.ranks else None,
+                "mean_rank": results.ranks.mean[row.strategy] if results.ranks else None,
                 **_columns("interquartile_mean", own and own.interquartile_mean, "value"),
                 **_columns("probability_of_improvement", own and own.improvement, "value"),
             }
@@ -190,10 +192,10 @@ def to_frame(summary: Summary) -> "pd.DataFrame":
     return frame.where(frame.notna(), math.nan).infer_objects()
 
 
-def _result_row(summary: Summary, entry: Entry, look: int, found: Standings | None) -> ResultRow:
+def _result_row(summary: Summary, entry: Entry, color: int, verdicts: Standings | None) -> ResultRow:
     scale, taken = summary.scale, entry.to_target
     difference, wins = MISSING, MISSING
-    row = None if found is None else found.row(entry.strategy)
+    row = None if verdicts is None else verdicts.row(entry.strategy)
     if entry.strategy == summary.reference:
         difference = "reference"
     elif entry.difference is not None:
@@ -202,7 +204,7 @@ def _result_row(summary: Summary, entry: Entry, look: int, found: Standings | No
     return ResultRow(
         entry=entry,
         choice="" if summary.tuning else short_label(entry.choice),  # a search has a table of its own
-        sample=Series(name=entry.label, x=(), y=(), color=look),
+        sample=Series(name=entry.label, x=(), y=(), color=color),
         is_bold=row is not None and row.is_bold,
         value=scale.mean_and_std(entry.mean, entry.std),
         difference=difference,
@@ -216,20 +218,20 @@ def _result_row(summary: Summary, entry: Entry, look: int, found: Standings | No
     )
 
 
-def speed_up_text(found: SpeedUp | None) -> str:
+def speed_up_text(speed_up: SpeedUp | None) -> str:
     """`× 1.84 [1.20, 2.81]`, with censored pairs `> × 1.50 (2 censored)`; empty for the reference."""
-    if found is None:
+    if speed_up is None:
         return ""
-    censored = f" ({found.num_censored} censored)" if found.num_censored else ""
-    return f"{ratio_text(found) or '× unknown'}{censored}"
+    censored = f" ({speed_up.num_censored} censored)" if speed_up.num_censored else ""
+    return f"{ratio_text(speed_up) or '× unknown'}{censored}"
 
 
-def ratio_text(found: SpeedUp | None) -> str:
+def ratio_text(speed_up: SpeedUp | None) -> str:
     """The ratio with its interval, without the censored pairs."""
-    if found is None or found.ratio is None:
+    if speed_up is None or speed_up.ratio is None:
         return ""
-    interval = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
-    return f"{found.sign}{' ' if found.sign else ''}× {found.ratio:.2f}{interval}"
+    interval = "" if speed_up.low is None or speed_up.high is None else f" [{speed_up.low:.2f}, {speed_up.high:.2f}]"
+    return f"{speed_up.sign}{' ' if speed_up.sign else ''}× {speed_up.ratio:.2f}{interval}"
 
 
 def _interval(summary: Summary, row: Standing) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from fedsign.comparison.summary import LAST, Played, SpeedUp, ToTarget
+from fedsign.comparison.summary import LAST, CellResult, SpeedUp, ToTarget
 from fedsign.intervals import paired_difference
 from fedsign.report.chart import trailing_mean
 from fedsign.report.run_charts import MIN_ROUNDS_TO_SMOOTH
@@ -40,30 +40,30 @@ def window(num_rounds: int) -> int:
     return LAST if num_rounds >= MIN_ROUNDS_TO_SMOOTH else 1
 
 
-def reaching(lines: Sequence[Record], metric: str, target: float, *, higher_is_better: bool) -> int | None:
+def reaching(records: Sequence[Record], metric: str, target: float, *, higher_is_better: bool) -> int | None:
     """Index of the record in which a run reaches the target; None if it does not."""
-    last = window(len(lines))
-    smoothed = trailing_mean([line.get(metric) for line in lines], last=last)
+    last = window(len(records))
+    smoothed = trailing_mean([record.get(metric) for record in records], last=last)
     holds = [value is not None and (value >= target if higher_is_better else value <= target) for value in smoothed]
     return next((at for at in range(len(holds) - last) if all(holds[at : at + last + 1])), None)
 
 
 def to_target(
-    played: Sequence[Played], metric: str, target: float | None, *, higher_is_better: bool
+    results: Sequence[CellResult], metric: str, target: float | None, *, higher_is_better: bool
 ) -> ToTarget | None:
     """The cost of runs that finished or failed; bytes include the round that reached the target."""
     if target is None:
         return None
-    over = [each for each in played if each.is_finished or each.failure is not None]
+    over = [each for each in results if each.is_finished or each.failure is not None]
     # seed -> (is lower bound, amount) for rounds, bytes down, bytes up
     taken: dict[int, list[tuple[bool, float]]] = {}
     limits = {}
     for each in over:
-        at = reaching(each.lines, metric, target, higher_is_better=higher_is_better) if each.is_finished else None
-        num = len(each.lines) if each.is_finished else each.cell.rounds
+        at = reaching(each.records, metric, target, higher_is_better=higher_is_better) if each.is_finished else None
+        num = len(each.records) if each.is_finished else each.cell.rounds
         limits[each.cell.seed] = limit = max(num - window(num), 0)
-        rounds = limit if at is None else int(each.lines[at]["round"])
-        spent = each.lines[: limit if at is None else at + 1]
+        rounds = limit if at is None else int(each.records[at]["round"])
+        spent = each.records[: limit if at is None else at + 1]
         amounts = (rounds, *(total(spent, key) for key in ("bytes_down", "bytes_up")))
         taken[each.cell.seed] = [(at is None, float(amount)) for amount in amounts]
     medians = [_median([each[column] for each in taken.values()]) for column in range(3)]
@@ -94,21 +94,21 @@ def speed_up(taken: ToTarget, reference: ToTarget) -> SpeedUp | None:
     if not seeds:
         return None
     own, others = (_logarithms(each, seeds) for each in (taken, reference))
-    found = paired_difference(others, own, higher_is_better=True)
+    difference = paired_difference(others, own, higher_is_better=True)
     slow, fast = (any(each.reached[seed] is None for seed in seeds) for each in (taken, reference))
-    if found is None or (slow and fast):
+    if difference is None or (slow and fast):
         ratio = low = high = None
     else:
-        ends = (None, None) if slow or fast else (found.low, found.high)
-        ratio, low, high = (None if value is None else math.exp(value) for value in (found.mean, *ends))
+        ends = (None, None) if slow or fast else (difference.low, difference.high)
+        ratio, low, high = (None if value is None else math.exp(value) for value in (difference.mean, *ends))
     num_censored = sum(None in (taken.reached[seed], reference.reached[seed]) for seed in seeds)
     sign: Literal["", "<", ">"] = "" if ratio is None else "<" if slow else ">" if fast else ""
     return SpeedUp(ratio=ratio, low=low, high=high, sign=sign, num_pairs=len(seeds), num_censored=num_censored)
 
 
-def total(lines: Iterable[Record], key: str) -> float:
+def total(records: Iterable[Record], key: str) -> float:
     """Sum of a column over rounds."""
-    return float(sum(line.get(key) or 0 for line in lines))
+    return float(sum(record.get(key) or 0 for record in records))
 
 
 def _logarithms(taken: ToTarget, seeds: Iterable[int]) -> Mapping[int, float]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedsign.comparison.summary import Plan, Played, Trial
+from fedsign.comparison.summary import CellResult, Plan, Trial
 from fedsign.intervals import mean_and_std
 
 Values = Sequence[float | None]  # of a trial, by seed; None for a diverged or failed run
@@ -36,43 +36,43 @@ def _rank(values: Values, sign: int) -> tuple[int, float]:
     return sum(value is not None for value in values), -math.inf if mean is None else sign * mean
 
 
-def is_lost_trial(played: Played) -> bool:
+def is_lost_trial(result: CellResult) -> bool:
     """Whether a trial's run failed, e.g. diverged, which is a regular outcome of a search."""
-    return played.cell.trial is not None and played.failure is not None
+    return result.cell.trial is not None and result.failure is not None
 
 
-def validation_value(played: Played, metric: str) -> float | None:
+def validation_value(result: CellResult, metric: str) -> float | None:
     """The validation metric of a trial's run: NaN if it was lost, None if it has not ended."""
-    if not played.is_finished:
-        return None if played.failure is None else math.nan
-    value = played.final(f"validation_{metric}")
+    if not result.is_finished:
+        return None if result.failure is None else math.nan
+    value = result.final(f"validation_{metric}")
     return math.nan if value is None else value
 
 
-def tuned_trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
+def tuned_trials(plan: Plan, results: Sequence[CellResult]) -> list[Trial]:
     """All trials so far, by search; each completed search has one chosen trial."""
-    found: list[Trial] = []
+    all_trials: list[Trial] = []
     for search in plan.tuning.get("searches", ()):
-        of_search = [each for each in played if _is_of(each, search)]
+        of_search = [each for each in results if _is_of(each, search)]
         numbers = sorted({each.cell.trial for each in of_search if each.cell.trial is not None})
         trials = [_trial(plan, [each for each in of_search if each.cell.trial == number]) for number in numbers]
         if len(trials) == search["trials"] and all(len(trial.values) == len(plan.tuning["seeds"]) for trial in trials):
             best = best_trial([trial.values for trial in trials], higher_is_better=plan.higher_is_better)
             trials[best] = replace(trials[best], chosen=True)
-        found += trials
-    return found
+        all_trials += trials
+    return all_trials
 
 
-def _is_of(played: Played, search: Mapping[str, Any]) -> bool:
-    cell = played.cell
+def _is_of(result: CellResult, search: Mapping[str, Any]) -> bool:
+    cell = result.cell
     return cell.trial is not None and (cell.strategy, cell.condition) == (search["strategy"], search["condition"])
 
 
-def _trial(plan: Plan, runs: Sequence[Played]) -> Trial:
+def _trial(plan: Plan, runs: Sequence[CellResult]) -> Trial:
     cell = runs[0].cell
-    told = [validation_value(each, plan.metric) for each in runs]
+    results = [validation_value(each, plan.metric) for each in runs]
     # from here on None is a lost run; runs that have not ended are left out
-    values = tuple(None if math.isnan(value) else value for value in told if value is not None)
+    values = tuple(None if math.isnan(value) else value for value in results if value is not None)
     mean, std = mean_and_std(values)
     return Trial(
         strategy=cell.strategy,

@@ -71,7 +71,7 @@ def sections(summary: Summary) -> list[Tuned]:
     """One section per condition; empty without a search."""
     searches = summary.tuning.get("searches", ())
     conditions = [each["condition"] for each in searches]
-    distinct = [each for place, each in enumerate(conditions) if each not in conditions[:place]]
+    distinct = [each for index, each in enumerate(conditions) if each not in conditions[:index]]
     return [_section(summary, each) for each in distinct]
 
 
@@ -132,7 +132,7 @@ def _row(summary: Summary, search: Mapping[str, Any], trials: Sequence[Trial], k
     chosen = next((trial for trial in trials if trial.chosen), None)
     given = next((trial for trial in trials if trial.number == 0), None)
     lost = sum(bool(trial.num_lost) for trial in trials)
-    said = {} if chosen is None else {key: setting(value) for key, value in chosen.choice.items()}
+    values = {} if chosen is None else {key: setting(value) for key, value in chosen.choice.items()}
     return Row(
         label=_label(summary, search["strategy"]),
         color=_color(summary, search["strategy"]),
@@ -142,7 +142,9 @@ def _row(summary: Summary, search: Mapping[str, Any], trials: Sequence[Trial], k
         trial=MISSING if chosen is None or chosen.number is None or not search["space"] else f"{chosen.number + 1}",
         lost=f"{lost}" if lost else MISSING,
         time=duration(sum(trial.seconds for trial in trials) + search.get("seconds", 0.0)),
-        cells=[Cell(value=said.get(key, MISSING), space=search["space"].get(key, {}).get("text", "")) for key in keys],
+        cells=[
+            Cell(value=values.get(key, MISSING), space=search["space"].get(key, {}).get("text", "")) for key in keys
+        ],
     )
 
 
@@ -198,18 +200,18 @@ def _panel(
             value, judged = trial.choice.get(key), trial.validation_mean
             if judged is None or trial.num_lost or not isinstance(value, int | float):
                 continue
-            said = (
+            text = (
                 f"{_label(summary, strategy)}, trial {(trial.number or 0) + 1}: {setting(value)}, "
                 f"{_value(summary, trial)}"
             )
             height = min(max((judged - low) / (high - low), 0.0), 1.0)
             dots.append(
                 Dot(
-                    x=min(max(across.place(value), 0.0), 1.0),
+                    x=min(max(across.position(value), 0.0), 1.0),
                     y=height,
                     color=_color(summary, strategy),
                     chosen=trial.chosen,
-                    text=said,
+                    text=text,
                 )
             )
     dots.sort(key=lambda dot: dot.chosen)  # draw the chosen ones on top

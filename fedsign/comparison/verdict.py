@@ -159,10 +159,10 @@ def _says(reference: str, name: str, above: Sequence[str], below: Sequence[str],
 
 def _over_conditions(summary: Summary, strategy: str) -> dict[int, float]:
     """Seed -> mean over all conditions, for seeds with a value under each."""
-    found: dict[int, list[float]] = {}
+    by_seed: dict[int, list[float]] = {}
     for entry in summary.entries:
         for seed, value in zip(entry.seeds, entry.values, strict=True):
             if entry.strategy == strategy and value is not None:
-                found.setdefault(seed, []).append(value)
+                by_seed.setdefault(seed, []).append(value)
     num = len(summary.conditions)
-    return {seed: fmean(values) for seed, values in found.items() if len(values) == num}
+    return {seed: fmean(values) for seed, values in by_seed.items() if len(values) == num}

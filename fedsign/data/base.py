@@ -288,12 +288,12 @@ def features_of(item: Any) -> Tensor:
     >>> features_of((np.array([0, 255], dtype=np.uint8), 1)).tolist()
     [0.0, 1.0]
     """
-    found = item[0] if isinstance(item, tuple | list) else item
-    if not isinstance(found, Tensor):
+    features = item[0] if isinstance(item, tuple | list) else item
+    if not isinstance(features, Tensor):
         # a copy: np.asarray of a PIL image is read-only, which torch warns about
-        values = np.array(found)
-        if hasattr(found, "getbands"):  # a PIL image, whose array is [height, width] or [height, width, channels]
+        values = np.array(features)
+        if hasattr(features, "getbands"):  # a PIL image, whose array is [height, width] or [height, width, channels]
             values = np.atleast_3d(values).transpose(2, 0, 1)
-        found = torch.from_numpy(np.ascontiguousarray(values))
+        features = torch.from_numpy(np.ascontiguousarray(values))
     # in place: .float() of bytes has made a new tensor
-    return found.float().div_(255) if found.dtype == torch.uint8 else found.float()
+    return features.float().div_(255) if features.dtype == torch.uint8 else features.float()

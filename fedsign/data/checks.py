@@ -15,7 +15,7 @@ from fedsign.tasks.base import IGNORED
 from fedsign.traits import MetricTraits, TaskTraits
 
 
-def checked_dataset(found: object, *, name: str) -> Dataset:
+def checked_dataset(result: object, *, name: str) -> Dataset:
     """A factory's result as a valid data set.
 
     Also accepts a pair (train, test) of map-style torch Datasets, or an object with these two attributes.
@@ -23,17 +23,17 @@ def checked_dataset(found: object, *, name: str) -> Dataset:
     Raises:
         DataError: the result is neither, or its features, targets or owners do not match.
     """
-    dataset = found if isinstance(found, Dataset) else _from_pair(found, name)
-    for which, samples in (("training", dataset.train), ("test", dataset.test)):
-        who = f"data.name={name} gives {which}"
-        _check_lengths(samples, who)
+    dataset = result if isinstance(result, Dataset) else _from_pair(result, name)
+    for part, samples in (("training", dataset.train), ("test", dataset.test)):
+        prefix = f"data.name={name} gives {part}"
+        _check_lengths(samples, prefix)
         if dataset.text is not None:
-            _check_tokens(samples, dataset.text.vocabulary_size, who)
+            _check_tokens(samples, dataset.text.vocabulary_size, prefix)
             continue
-        _check_features(samples, who)
+        _check_features(samples, prefix)
         if dataset.class_names and not _are_labels(samples.targets, len(dataset.class_names)):
             raise DataError(
-                f"{who} targets that are not integers from 0 to {len(dataset.class_names) - 1}, "
+                f"{prefix} targets that are not integers from 0 to {len(dataset.class_names) - 1}, "
                 "the positions in class_names; correct them, or leave class_names empty for a regression."
             )
     if dataset.train.shape != dataset.test.shape:
@@ -78,32 +78,32 @@ class Fit:
 
 RULES: tuple[Rule[Fit], ...] = (
     Rule(
-        lambda its: TaskTraits.of(its.config.task).targets not in ("", its.targets),
+        lambda fit: TaskTraits.of(fit.config.task).targets not in ("", fit.targets),
         "task={config.task} was given, but data.name={config.data.name} has {targets}",
         "use {fitting_tasks} or other data",
     ),
     Rule(
-        lambda its: next(
-            (name for name in its.config.metrics if MetricTraits.of(name).targets not in ("", its.targets)), ""
+        lambda fit: next(
+            (name for name in fit.config.metrics if MetricTraits.of(name).targets not in ("", fit.targets)), ""
         ),
         "metrics={config.metrics} was given, but data.name={config.data.name} has {targets}, for which '{found}' "
         "says nothing",
         "use one of {fitting_metrics}, or none: --set metrics='[]'",
     ),
     Rule(
-        lambda its: its.dataset.text is not None and its.config.data.augment != "none",
+        lambda fit: fit.dataset.text is not None and fit.config.data.augment != "none",
         "data.augment={config.data.augment} was given, but data.name={config.data.name} has text, whose tokens are "
         "no quantities",
         "use data.augment=none",
     ),
     Rule(
-        lambda its: its.dataset.text is not None and its.config.data.normalize not in ("default", "none"),
+        lambda fit: fit.dataset.text is not None and fit.config.data.normalize not in ("default", "none"),
         "data.normalize={config.data.normalize} was given, but data.name={config.data.name} has text, whose tokens "
         "are no quantities",
         "use data.normalize=none",
     ),
     Rule(
-        lambda its: its.config.data.augment != "none" and len(its.dataset.input_shape) != 3,
+        lambda fit: fit.config.data.augment != "none" and len(fit.dataset.input_shape) != 3,
         "data.augment={config.data.augment} was given, but a sample of data.name={config.data.name} has the shape "
         "{shape}; only images [channels, height, width] can be cropped and flipped",
         "let the data have that shape (digits: data.flat=false), or use data.augment=none",
@@ -111,50 +111,50 @@ RULES: tuple[Rule[Fit], ...] = (
 )
 
 
-def _from_pair(found: Any, name: str) -> Dataset:
-    pair = found if isinstance(found, tuple) else (getattr(found, "train", None), getattr(found, "test", None))
+def _from_pair(result: Any, name: str) -> Dataset:
+    pair = result if isinstance(result, tuple) else (getattr(result, "train", None), getattr(result, "test", None))
     if len(pair) != 2 or not all(is_map_style(part) for part in pair):
         raise DataError(
-            f"data.name={name} gives a {type(found).__name__}; expected a fedsign.data.base.Dataset, or a pair "
+            f"data.name={name} gives a {type(result).__name__}; expected a fedsign.data.base.Dataset, or a pair "
             "(train, test) of torch Datasets that have __len__ and __getitem__."
         )
     return from_torch(*pair)
 
 
-def _check_lengths(samples: AnySamples, who: str) -> None:
+def _check_lengths(samples: AnySamples, prefix: str) -> None:
     if isinstance(samples, Samples):
         num_features = len(samples.features)
     else:
         num_features = len(samples.source if samples.positions is None else samples.positions)
     if not len(samples) or num_features != len(samples):
         raise DataError(
-            f"{who} data with {num_features} features and {len(samples)} targets; expected one target for each, "
+            f"{prefix} data with {num_features} features and {len(samples)} targets; expected one target for each, "
             "and at least one."
         )
     owners = samples.owners
     if owners is not None and (len(owners) != len(samples) or owners.is_floating_point() or int(owners.min()) < 0):
         raise DataError(
-            f"{who} owners that are not one integer from 0 for each of the {len(samples)} samples; correct them or "
+            f"{prefix} owners that are not one integer from 0 for each of the {len(samples)} samples; correct them or "
             "give None."
         )
 
 
-def _check_features(samples: AnySamples, who: str) -> None:
+def _check_features(samples: AnySamples, prefix: str) -> None:
     if isinstance(samples, LazySamples):
         return  # converted to float on fetching; checking them all would read the whole data set
     if not samples.features.is_floating_point():
-        raise DataError(f"{who} features of {samples.features.dtype}; expected float32.")
+        raise DataError(f"{prefix} features of {samples.features.dtype}; expected float32.")
     if not torch.isfinite(samples.features).all():
         raise DataError(
-            f"{who} features that are NaN or infinite; expected numbers: fill in or leave out what is missing."
+            f"{prefix} features that are NaN or infinite; expected numbers: fill in or leave out what is missing."
         )
 
 
-def _check_tokens(samples: AnySamples, vocabulary_size: int, who: str) -> None:
+def _check_tokens(samples: AnySamples, vocabulary_size: int, prefix: str) -> None:
     """Check blocks of tokens and next tokens [n, T], in memory."""
     if isinstance(samples, LazySamples):
         raise DataError(
-            f"{who} text that is fetched batch by batch; expected blocks of tokens in memory: give Samples."
+            f"{prefix} text that is fetched batch by batch; expected blocks of tokens in memory: give Samples."
         )
     features, targets = samples.features, samples.targets
     if (features.dtype, features.ndim, features.shape) != (
@@ -163,15 +163,17 @@ def _check_tokens(samples: AnySamples, vocabulary_size: int, who: str) -> None:
         targets.shape,
     ) or targets.dtype != torch.int64:
         raise DataError(
-            f"{who} text as {features.dtype} of shape {list(features.shape)} with targets of "
+            f"{prefix} text as {features.dtype} of shape {list(features.shape)} with targets of "
             f"{targets.dtype} and {list(targets.shape)}; expected torch.int64 [blocks, block length] for both."
         )
     scored = targets[targets != IGNORED]
     if not len(scored):
-        raise DataError(f"{who} text of which no token is scored; expected at least one target that is not {IGNORED}.")
+        raise DataError(
+            f"{prefix} text of which no token is scored; expected at least one target that is not {IGNORED}."
+        )
     if not (_are_labels(features, vocabulary_size) and _are_labels(scored, vocabulary_size)):
         raise DataError(
-            f"{who} tokens that are not from 0 to {vocabulary_size - 1}, as its tokenizer's are; use the same "
+            f"{prefix} tokens that are not from 0 to {vocabulary_size - 1}, as its tokenizer's are; use the same "
             "tokenizer for both."
         )
 

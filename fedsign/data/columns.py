@@ -157,9 +157,9 @@ def _table(read: Callable[[Path], "pd.DataFrame"], path: str, key: str) -> "pd.D
     try:
         table = read(file)
     except (OSError, ValueError) as error:  # pandas and pyarrow raise ValueErrors for malformed files
-        what = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise DataError(
-            f"{file} cannot be read as a table ({what.rstrip('.')}); correct the file or name another one."
+            f"{file} cannot be read as a table ({reason.rstrip('.')}); correct the file or name another one."
         ) from error
     if not len(table):
         raise DataError(f"{file} holds no rows; expected a first line with the columns' names and rows below it.")
@@ -342,7 +342,7 @@ def _among(column: "pd.Series[Any]", class_names: tuple[str, ...], path: str) ->
     """Labels as indices into the agreed class names."""
     names = [str(value) for value in column.tolist()]
     check_classes(dict.fromkeys(names), class_names, where=f"the target '{column.name}' of {path}")
-    position = {name: place for place, name in enumerate(class_names)}
+    position = {name: index for index, name in enumerate(class_names)}
     return torch.tensor([position[name] for name in names], dtype=torch.int64)
 
 

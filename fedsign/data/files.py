@@ -47,13 +47,13 @@ def check_present(name: str, folder: Path, files: Sequence[str], remedy: str) ->
         )
 
 
-def check_classes(found: Iterable[Any], class_names: Sequence[str], *, where: str, what: str = "the class") -> None:
+def check_classes(found: Iterable[Any], class_names: Sequence[str], *, where: str, kind: str = "the class") -> None:
     """Raise DataError for the first class found in `where` that is not in the configuration's `class_names`."""
     for name in map(str, found):
         if name not in class_names:
             shown = ", ".join(class_names[:20]) + (", ..." if len(class_names) > 20 else "")
             raise DataError(
-                f"{where} has {what} '{name}', which is none of data.class_names ({shown}); rename it, leave it out, "
+                f"{where} has {kind} '{name}', which is none of data.class_names ({shown}); rename it, leave it out, "
                 f"or add it to data.class_names at every site.{nearest(name, class_names)}"
             )
 

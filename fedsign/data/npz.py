@@ -67,8 +67,8 @@ def _read(file: Path) -> Arrays:
             raise DataError(
                 f"{file} is no .npz file, or only a part of one; write it with np.savez(path, x=..., y=...)."
             )
-        with np.load(file, allow_pickle=False) as found:
-            return {name: found[name] for name in found.files}
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
     except (EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{file} cannot be read as .npz ({error}); write it again with np.savez(path, x=..., y=...)."

@@ -17,7 +17,7 @@ def parquet(file: Path) -> "pd.DataFrame":
     Raises:
         ConfigError: pyarrow is not installed.
     """
-    require("pyarrow", extra="tables", what="data.name=parquet")
+    require("pyarrow", extra="tables", feature="data.name=parquet")
     import pandas as pd
 
     table: pd.DataFrame = pd.read_parquet(file, engine="pyarrow")

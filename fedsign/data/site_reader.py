@@ -53,7 +53,7 @@ class SiteData:
         frame = sites.frame_of(config)
         if here is None:
             here = frozenset(() if sites.lies_at_nodes(config) else range(config.partition.num_clients))
-        found: dict[int, Dataset] = {}
+        by_site: dict[int, Dataset] = {}
         # sorted: the order of samples must not depend on a set's order
         for site in sorted(here):
             root = sites.root_of(config, site)
@@ -65,27 +65,27 @@ class SiteData:
             with _naming(f"site '{sites.name_of(config, site)}'"):
                 whole = _read(config, root, frame)
                 # site by site, so that a site holds out the same samples wherever it is read
-                found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
+                by_site[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
         server = None
         if not sites.is_evaluated_at_clients(config):  # all samples below test_root are test samples
             with _naming("the server's test data"):
                 server = _read(config, str(config.partition.settings["test_root"]), frame)
-        normalizations = {data.normalization for data in (*found.values(), server) if data is not None}
+        normalizations = {data.normalization for data in (*by_site.values(), server) if data is not None}
         if len(normalizations) > 1:
             raise DataError(
                 f"data.name={config.data.name} gives sites different normalizations; let it name the same one at "
                 "every site, or set data.normalize=none."
             )
-        tests = {site: data.test for site, data in found.items()}
-        held = {site: data.validation for site, data in found.items() if data.validation is not None}
+        tests = {site: data.test for site, data in by_site.items()}
+        held = {site: data.validation for site, data in by_site.items() if data.validation is not None}
         return Dataset(
-            train=_joined({site: data.train for site, data in found.items()}, frame),
+            train=_joined({site: data.train for site, data in by_site.items()}, frame),
             test=_joined(tests if server is None else {0: server.train, 1: server.test}, frame),
             validation=_joined(held, frame) if held else None,
             class_names=frame.class_names,
             text=frame.text,
             notes=tuple(
-                f"site '{sites.name_of(config, site)}': {note}" for site, data in found.items() for note in data.notes
+                f"site '{sites.name_of(config, site)}': {note}" for site, data in by_site.items() for note in data.notes
             ),
             normalization=normalizations.pop() if normalizations else IDENTITY,
         )
@@ -115,36 +115,36 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     is_ours = data.name in KINDS["dataset"].table  # the root of a user's own reader need not be a path
     if is_ours and not Path(root).expanduser().exists():
         raise DataError(f"there is nothing at {root}; correct the node's data-root, or partition.roots.")
-    found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
+    dataset = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
     # again: for a user's own reader, only the data tell whether their normalization would be measured
-    sites.check_frame(config, replace(frame, is_standardized=bool(found.standardized)))
-    sizes = [0 if text is None else text.vocabulary_size for text in (found.text, frame.text)]
+    sites.check_frame(config, replace(frame, is_standardized=bool(dataset.standardized)))
+    sizes = [0 if text is None else text.vocabulary_size for text in (dataset.text, frame.text)]
     if sizes[0] != sizes[1]:
         raise DataError(
             f"the text in {root} has a vocabulary of {sizes[0]} tokens; expected {sizes[1]}, those of "
             "data.tokenizer: use the same tokenizer at every site."
         )
-    if found.class_names != frame.class_names:
+    if dataset.class_names != frame.class_names:
         raise DataError(
-            f"the data in {root} have the classes {list(found.class_names)[:20]}; expected data.class_names="
+            f"the data in {root} have the classes {list(dataset.class_names)[:20]}; expected data.class_names="
             f"{list(frame.class_names)[:20]}, whether all of them occur or not."
         )
-    if found.input_shape != frame.input_shape:
+    if dataset.input_shape != frame.input_shape:
         raise DataError(
-            f"the data in {root} have samples of the shape {list(found.input_shape)}; expected "
+            f"the data in {root} have samples of the shape {list(dataset.input_shape)}; expected "
             f"{list(frame.input_shape)}, as the configuration says (partition.input_shape, or the reader's settings)."
         )
-    return found
+    return dataset
 
 
 @contextmanager
-def _naming(whose: str) -> Iterator[None]:
+def _naming(prefix: str) -> Iterator[None]:
     """A context manager: prefix errors with the site they are about."""
     try:
         yield
     except FedSignError as error:
         # the same type: callers tell wrong settings (ConfigError) from wrong data (DataError)
-        raise type(error)(f"{whose}: {error}") from error
+        raise type(error)(f"{prefix}: {error}") from error
 
 
 def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:

@@ -47,8 +47,8 @@ def frame_of(config: ExperimentConfig) -> Frame:
         ConfigError: the configuration leaves it open.
     """
     data = config.data
-    said = DatasetTraits.of(data.name).frame
-    frame = Frame() if said is None else said(data.settings)
+    make_frame = DatasetTraits.of(data.name).frame
+    frame = Frame() if make_frame is None else make_frame(data.settings)
     frame = replace(
         frame,
         input_shape=tuple(config.partition.settings["input_shape"]) or frame.input_shape,
@@ -115,12 +115,12 @@ RULES: tuple[Rule[ExperimentConfig], ...] = (
         "engine.name=superlink",
     ),
     Rule(
-        lambda its: its.server.evaluation == "server" and not its.partition.settings["test_root"],
+        lambda config: config.server.evaluation == "server" and not config.partition.settings["test_root"],
         "server.evaluation=server was given with partition.name=sites, but the server has no test samples",
         "name them with --set partition.test_root=PATH, or use server.evaluation=clients",
     ),
     Rule(
-        lambda its: its.data.validation_fraction and not is_evaluated_at_clients(its),
+        lambda config: config.data.validation_fraction and not is_evaluated_at_clients(config),
         "data.validation_fraction={data.validation_fraction} was given, but validation samples lie at the sites and "
         "evaluation at the server",
         "set it to 0, or use server.evaluation=clients",
@@ -128,24 +128,24 @@ RULES: tuple[Rule[ExperimentConfig], ...] = (
 )
 _FRAME_RULES: tuple[Rule[_Agreed], ...] = (
     Rule(
-        lambda its: (
-            its.config.data.normalize in ("per_channel", "unit")
-            or (its.config.data.normalize == "default" and its.frame.is_standardized)
+        lambda agreed: (
+            agreed.config.data.normalize in ("per_channel", "unit")
+            or (agreed.config.data.normalize == "default" and agreed.frame.is_standardized)
         ),
         "data.normalize={config.data.normalize} measures the data, which would give every site another scale",
         "use data.normalize=none, or constants with data.mean and data.std",
     ),
     Rule(
-        lambda its: (
-            TaskTraits.of(its.config.task).targets == "class labels"
-            and not its.frame.class_names
-            and its.frame.text is None
+        lambda agreed: (
+            TaskTraits.of(agreed.config.task).targets == "class labels"
+            and not agreed.frame.class_names
+            and agreed.frame.text is None
         ),
         "partition.name=sites was given with data.name={config.data.name}, but the sites' class names are not known",
         "name them with --set 'data.class_names=[\"...\"]' (a reader of your own takes a setting class_names)",
     ),
     Rule(
-        lambda its: not its.frame.input_shape,
+        lambda agreed: not agreed.frame.input_shape,
         "partition.name=sites was given with data.name={config.data.name}, but the server cannot see the shape of "
         "the sites' samples",
         "{frame.remedy}",

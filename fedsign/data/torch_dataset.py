@@ -30,9 +30,9 @@ def from_torch(train: Any, test: Any) -> Dataset:
     return Dataset(train=parts[0], test=parts[1], class_names=class_names)
 
 
-def is_map_style(found: object) -> bool:
+def is_map_style(dataset: object) -> bool:
     """Whether an object has a length and can be indexed."""
-    return hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, str | dict)
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, str | dict)
 
 
 def _samples(part: Any) -> AnySamples:
@@ -41,10 +41,10 @@ def _samples(part: Any) -> AnySamples:
     if isinstance(part, TensorDataset) and len(part.tensors) == 2:
         features, targets = part.tensors
         return Samples(features=features, targets=_as_targets(targets), owners=known)
-    found = _attribute(part, "targets", "labels")
-    if found is None:
-        found = [_target(part[position]) for position in range(len(part))]
-    return LazySamples(source=part, targets=_as_targets(found), owners=known)
+    labels = _attribute(part, "targets", "labels")
+    if labels is None:
+        labels = [_target(part[position]) for position in range(len(part))]
+    return LazySamples(source=part, targets=_as_targets(labels), owners=known)
 
 
 def _attribute(part: Any, *names: str) -> Any:

@@ -259,8 +259,8 @@ class DirectExchange(Exchange):
         num_wanted = self.num_wanted or len(reserve)
         # `accepted` is complete here: the consumer takes replies in slot order, and a batch's slots have no gap
         while reserve and (num := num_wanted - len(self.traffic.accepted)) > 0:
-            asked, reserve = dict(reserve[:num]), reserve[num:]
-            yield from self._arrivals_of({partition: slot for slot, partition in asked.items()}, request)
+            sampled, reserve = dict(reserve[:num]), reserve[num:]
+            yield from self._arrivals_of({partition: slot for slot, partition in sampled.items()}, request)
         self.traffic.surplus = [partition for _, partition in reserve]
 
     def _arrivals_of(
@@ -296,8 +296,8 @@ class DirectExchange(Exchange):
             sent = reply.tensors
             if self.encoding is not None:
                 # a lossy encoding must act as it does over messages
-                came = encoded(self.encoding, reply, request.tensors)
-                sent, reply = came.tensors, decoded(self.encoding, came, request.tensors)
+                message = encoded(self.encoding, reply, request.tensors)
+                sent, reply = message.tensors, decoded(self.encoding, message, request.tensors)
             check_shapes(reply.tensors, reply.extra, like=request.tensors, is_partial=self.encoding is not None)
             check_numbers(reply, max_examples=self._max_examples)
             whole = {**self._received, **reply.tensors}  # tensors not sent are unchanged
@@ -339,19 +339,19 @@ class DirectExchange(Exchange):
         if len(stack):
             for observer in self.observers:
                 observer.add_stack(stack.tensors, self._received)
-            each = [{name: values[place] for name, values in stack.metrics.items()} for place in range(len(stack))]
+            each = [{name: values[index] for name, values in stack.metrics.items()} for index in range(len(stack))]
             self._count(stack, stack.tensors, stack.partitions, stack.num_examples, each)
         return stack
 
     def _without_diverged(self, stack: CohortReply) -> CohortReply:
         diverged = []
-        for place, reply in enumerate(stack.replies()):
+        for index, reply in enumerate(stack.replies()):
             try:
                 check_numbers(reply, max_examples=self._max_examples)
                 check_finite(reply.tensors, reply.extra)
             except ReplyError as error:
                 self.traffic.failures.append(failure_of(reply.partition, error))
-                diverged.append(place)
+                diverged.append(index)
         return stack.without(diverged)
 
 

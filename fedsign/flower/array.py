@@ -74,9 +74,9 @@ class PlainArrays:
 
     def of(self, record: ArrayRecord, names: Iterable[str] | None = None) -> tuple[ArrayRecord, dict[str, str]]:
         """A plain record of all arrays, or of the named ones, with the encoding of each."""
-        made = {name: self._made(record, name) for name in (record if names is None else names)}
-        plain = filled(ArrayRecord(), {name: array for name, (array, _) in made.items()})
-        return plain, {name: encoding for name, (_, encoding) in made.items()}
+        serialized = {name: self._made(record, name) for name in (record if names is None else names)}
+        plain = filled(ArrayRecord(), {name: array for name, (array, _) in serialized.items()})
+        return plain, {name: encoding for name, (_, encoding) in serialized.items()}
 
     def _made(self, record: ArrayRecord, name: str) -> tuple[Array, str]:
         if (id(record), name) not in self._arrays:

@@ -16,7 +16,7 @@ from fedsign.errors import ReplyError
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.flower.pulling import Asked
+from fedsign.flower.pulling import Requests
 from fedsign.records import EvaluateReply, EvaluateRequest, Failure
 
 EVALUATE = MessageType.EVALUATE
@@ -33,12 +33,12 @@ def ask_sites(
             wire.CONFIG: ConfigRecord({wire.ROUND_KEY: requests[0].round}),
         }
     )
-    asked = Asked("evaluate", requests[0].round, [request.partition for request in requests])
-    messages = [Message(content, partition, EVALUATE) for partition in asked.partitions]
+    batch = Requests("evaluate", requests[0].round, [request.partition for request in requests])
+    messages = [Message(content, partition, EVALUATE) for partition in batch.partitions]
     checks = [
         partial(unpack_reply, request=request, most=grid.most_examples(request.partition)) for request in requests
     ]
-    return grid.ask(messages, asked, checks, timeout_s=timeout_s)
+    return grid.ask(messages, batch, checks, timeout_s=timeout_s)
 
 
 def answered(message: Message, evaluate: Callable[[EvaluateRequest], EvaluateReply]) -> Message:

@@ -71,10 +71,10 @@ class Remembering(Protocol):
 
 def layers(strategy: Strategy) -> list[Strategy]:
     """A strategy and those that it wraps (as differential privacy does), outermost first."""
-    found = [strategy]
-    while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
-        found.append(inner)
-    return found
+    chain = [strategy]
+    while isinstance(inner := getattr(chain[-1], "strategy", None), Strategy):
+        chain.append(inner)
+    return chain
 
 
 def is_remembered(strategy: Strategy) -> bool:
@@ -92,10 +92,10 @@ def snapshot(strategy: Strategy) -> Tensors:
     if not is_remembered(strategy):
         return {}
     return {
-        f"{depth}.{attribute}{place}": tensor
+        f"{depth}.{attribute}{key}": tensor
         for depth, layer in enumerate(layers(strategy))
         for attribute in MEMORY[type(layer)]
-        for place, tensor in _packed(getattr(layer, attribute)).items()
+        for key, tensor in _packed(getattr(layer, attribute)).items()
     }
 
 
@@ -116,17 +116,17 @@ def restore(strategy: Strategy, state: Tensors) -> None:
     for depth, layer in enumerate(layers(strategy)):
         for attribute, given_back in MEMORY[type(layer)].items():
             whole = f"{depth}.{attribute}"
-            places = {
+            packed = {
                 name.removeprefix(whole): tensor
                 for name, tensor in state.items()
                 if name == whole or name.startswith(whole + "/")
             }
-            if not places:
+            if not packed:
                 raise ResumeError(
                     f"the checkpoint lacks '{attribute}' of {type(layer).__name__}, which another version of fedsign "
                     "did not write; start the run again."
                 )
-            setattr(layer, attribute, _unpacked(places, given_back))
+            setattr(layer, attribute, _unpacked(packed, given_back))
 
 
 def _packed(value: Any) -> Tensors:
@@ -145,10 +145,10 @@ def _packed(value: Any) -> Tensors:
     return {f"/{index:06d}/{name}": tensor for index, (name, tensor) in enumerate(named.items())}
 
 
-def _unpacked(places: Tensors, given_back: Callable[[Tensors], Any]) -> Any:
-    if "" in places:
-        return None if places[""].dim() else places[""].item()  # None was packed as 1-D, a number as 0-d
-    return given_back({place.split("/", 2)[2]: tensor for place, tensor in sorted(places.items())})
+def _unpacked(packed: Tensors, given_back: Callable[[Tensors], Any]) -> Any:
+    if "" in packed:
+        return None if packed[""].dim() else packed[""].item()  # None was packed as 1-D, a number as 0-d
+    return given_back({key.split("/", 2)[2]: tensor for key, tensor in sorted(packed.items())})
 
 
 def _tensor(array: Any) -> Tensor:

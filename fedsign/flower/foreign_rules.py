@@ -47,7 +47,7 @@ def weighted_by(strategy: Strategy) -> str:
     return str(getattr(layers(strategy)[-1], "weighted_by_key", wire.NUM_EXAMPLES_KEY))
 
 
-def num_asked(strategy: Strategy, cohort_size: int) -> int:
+def num_sampled(strategy: Strategy, cohort_size: int) -> int:
     """How many clients the strategy samples from a cohort of this size, by Flower's rule."""
     inner = layers(strategy)[-1]
     if not isinstance(inner, flower.FedAvg):
@@ -108,10 +108,10 @@ def calling(name: str, round: int) -> Iterator[None]:
 
 def warn_of_trimming(strategy: Strategy, cohort_size: int) -> None:
     """Warn if a trimmed mean trims nothing, and so equals the plain mean."""
-    inner, asked = layers(strategy)[-1], num_asked(strategy, cohort_size)
-    if isinstance(inner, flower.FedTrimmedAvg) and inner.beta > 0 and int(inner.beta * asked) == 0:
+    inner, num_clients = layers(strategy)[-1], num_sampled(strategy, cohort_size)
+    if isinstance(inner, flower.FedTrimmedAvg) and inner.beta > 0 and int(inner.beta * num_clients) == 0:
         _log.warning(
             "strategy.beta=%g of %d replies is less than one: nothing is trimmed and the plain mean is left; raise "
             "it to %.2g or more",
-            *(inner.beta, asked, 1 / asked),
+            *(inner.beta, num_clients, 1 / num_clients),
         )

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 
 from fedsign.errors import EngineError
 from fedsign.flower import wire
-from fedsign.flower.pulling import Asked, Replies, Watch, pauses
+from fedsign.flower.pulling import Replies, Requests, Watch, pauses
 from fedsign.records import printable
 
 _REJOIN_S = 15.0  # wait for the answer of a new node that may replace a lost one
@@ -57,7 +57,7 @@ class SiteHooks:
     members: Members | None = None
     judge: Judge = lambda answer: ("", "")
     note: Note = lambda event: None  # a site joined, left, was late or was refused
-    watch: Watch = lambda asked, waiting: None
+    watch: Watch = lambda requests, waiting: None
 
 
 NO_HOOKS = SiteHooks()
@@ -78,9 +78,9 @@ class Nodes:
         self._known_revoked: set[str] = set()
         self._served_by: dict[int, str] = {}  # partition with a node online -> its site, "" if sites have no keys
         self._node_of: dict[int, int] | None = None  # None: node ids are partitions
-        self._asked: dict[int, float] = {}  # node id -> time
+        self._asked_at: dict[int, float] = {}  # node id -> time
         self._waiting: dict[str, int] = {}  # message id -> node id
-        self._heard_at = 0.0
+        self._last_reply_at = 0.0
         self._question: Mapping[str, str] = {}
         self.answers: dict[int, ConfigRecord] = {}
         self.remarks: dict[int, str] = {}
@@ -108,7 +108,7 @@ class Nodes:
         self._question = question
         claimed: dict[int, int] = {}
         refused: set[int] = set()
-        began_at, is_told = time.monotonic(), False
+        began_at, is_reported = time.monotonic(), False
         for _ in pauses():
             online = self._online()
             self._ask(online)
@@ -130,8 +130,8 @@ class Nodes:
             awaited = [partition for partition in missing if self._is_active(partition) and partition not in refused]
             if not awaited or time.monotonic() > began_at + timeout_s:
                 break
-            if not is_told and time.monotonic() > began_at + _NAMED_AFTER_S:
-                is_told = True
+            if not is_reported and time.monotonic() > began_at + _NAMED_AFTER_S:
+                is_reported = True
                 why = f"no answer yet; waiting for up to {timeout_s:g} s"
                 self._tell(self._names(awaited), "awaited", why)
         if self._num_partitions - len(missing) < (at_least or self._num_partitions):
@@ -167,7 +167,7 @@ class Nodes:
                 for partition in partitions:
                     self._hand_over(partition, node_id, online)
             has_gone = any(self.of(partition) not in online for partition in wanted)
-            has_come = any(self._asked.get(node_id, -inf) >= began_at for node_id in self._waiting.values())
+            has_come = any(self._asked_at.get(node_id, -inf) >= began_at for node_id in self._waiting.values())
             if not (has_gone and has_come) or time.monotonic() > began_at + _REJOIN_S:
                 break
         self._note_changes(online)
@@ -177,8 +177,10 @@ class Nodes:
         """Tell all nodes that serve a partition that the run is over; do not wait for answers beyond the timeout."""
         nodes = sorted({*(self._node_of or {}).values()} & self._online())
         pushed = self._push(nodes, wire.SHUTDOWN, {})
-        said = Replies(self._grid).arrivals(pushed, Asked("shut down", 0, nodes), deadline=time.monotonic() + timeout_s)
-        for _ in said:
+        replies = Replies(self._grid).arrivals(
+            pushed, Requests("shut down", 0, nodes), deadline=time.monotonic() + timeout_s
+        )
+        for _ in replies:
             pass  # an answer only confirms delivery
 
     def _online(self) -> set[int]:
@@ -238,9 +240,9 @@ class Nodes:
             self._tell([site.name], "refused", why)
         return [site.partition] if site.partition in claimed else []
 
-    def _push(self, node_ids: Iterable[int], kind: str, told: Mapping[str, str]) -> list[str | None]:
+    def _push(self, node_ids: Iterable[int], kind: str, entries: Mapping[str, str]) -> list[str | None]:
         """Send a message to each node; returns message ids."""
-        content = RecordDict({wire.CONFIG: ConfigRecord({**told})})
+        content = RecordDict({wire.CONFIG: ConfigRecord({**entries})})
         return list(self._grid.push_messages([Message(content, node_id, kind) for node_id in node_ids]))
 
     def _hand_over(self, partition: int, node_id: int, online: set[int]) -> None:
@@ -261,33 +263,33 @@ class Nodes:
         """Send the roll call to nodes that were not asked yet."""
         now = time.monotonic()
         # a node that went offline is asked again when it returns
-        self._asked = {node_id: when for node_id, when in self._asked.items() if node_id in node_ids}
-        for node_id in {*self._waiting.values()} & self._asked.keys():
+        self._asked_at = {node_id: when for node_id, when in self._asked_at.items() if node_id in node_ids}
+        for node_id in {*self._waiting.values()} & self._asked_at.keys():
             # Flower loses messages when a host is very busy.  While other nodes still answer, this one's turn may just
             # not have come.  The answer to either message counts.
-            if now - max(self._asked[node_id], self._heard_at) > _ASKS_AGAIN_S:
-                del self._asked[node_id]
-        new = sorted(set(node_ids) - self._asked.keys())
+            if now - max(self._asked_at[node_id], self._last_reply_at) > _ASKS_AGAIN_S:
+                del self._asked_at[node_id]
+        new = sorted(set(node_ids) - self._asked_at.keys())
         if not new:
             return
-        self._asked |= dict.fromkeys(new, now)
+        self._asked_at |= dict.fromkeys(new, now)
         sent = self._push(new, wire.ROLL_CALL, self._question)
         for message_id, node_id in zip(sent, new, strict=True):
             if message_id:
                 self._waiting[message_id] = node_id
             else:
-                self._asked.pop(node_id, None)  # offline again
+                self._asked_at.pop(node_id, None)  # offline again
 
     def _answers(self) -> Iterator[tuple[int, list[int], str]]:
         """Pull the available answers: (node id, partitions, refusal)."""
         for reply in self._grid.pull_messages(list(self._waiting)) if self._waiting else ():
             if reply.metadata.reply_to_message_id not in self._waiting:
                 continue  # answers a message of another run or an earlier one
-            node_id, self._heard_at = self._waiting[reply.metadata.reply_to_message_id], time.monotonic()
+            node_id, self._last_reply_at = self._waiting[reply.metadata.reply_to_message_id], time.monotonic()
             # also drops a second question to the same node, since one answer suffices
-            self._waiting = {question: asked for question, asked in self._waiting.items() if asked != node_id}
+            self._waiting = {question: other for question, other in self._waiting.items() if other != node_id}
             if reply.has_error() and reply.error.code in _LOST:
-                self._asked.pop(node_id, None)  # to be asked again when it is online
+                self._asked_at.pop(node_id, None)  # to be asked again when it is online
                 continue
             if reply.has_error():
                 yield node_id, [], printable((reply.error.reason or "it gave no reason").partition("\n")[0])

@@ -25,7 +25,7 @@ from fedsign.federation.exchange import Exchange, MaxExamples, Traffic, bytes_do
 from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
 from fedsign.flower.nodes import NO_HOOKS, NOBODY, Nodes, SiteHooks
-from fedsign.flower.pulling import Asked, Replies
+from fedsign.flower.pulling import Replies, Requests
 from fedsign.flower.reply_checks import GoodReply, checked, read_reply
 from fedsign.flower.shims import MessageGrid, ensure_task_identity
 from fedsign.records import Failure, Role
@@ -114,9 +114,9 @@ class PartitionGrid(MessageGrid, Exchange):
         self._ttl_s = timeout_s + _TTL_SLACK_S
         absent = self._nodes.refresh(partitions)
         if self.leaves_process:
-            for asked, partition in self._replies.late():
+            for requests, partition in self._replies.late():
                 why = (
-                    f"its reply to '{asked.what}' of round {asked.round} came when the round was over, "
+                    f"its reply to '{requests.kind}' of round {requests.round} came when the round was over, "
                     "and does not count"
                 )
                 self._nodes.tell_of(partition, "late", why)
@@ -139,19 +139,19 @@ class PartitionGrid(MessageGrid, Exchange):
     def ask(
         self,
         messages: Iterable[Message],
-        asked: Asked,
+        requests: Requests,
         checks: Sequence[Callable[[Message], ReplyT]],
         *,
         timeout_s: float,
     ) -> Iterator[ReplyT | Failure]:
         """The checked reply to each message, or its failure, in order."""
-        self._turn_to(asked.partitions, timeout_s=timeout_s)
+        self._turn_to(requests.partitions, timeout_s=timeout_s)
         pushed = list(self.push_messages(messages))
-        came = self._replies.arrivals(pushed, asked, deadline=time.monotonic() + timeout_s)
+        replies = self._replies.arrivals(pushed, requests, deadline=time.monotonic() + timeout_s)
         yield from in_slot_order(
-            (slot, read_reply(reply, partition, checks[slot], self.who))
-            for slot, reply in came
-            for partition in [asked.partitions[slot]]
+            (slot, read_reply(reply, partition, checks[slot], self.label))
+            for slot, reply in replies
+            for partition in [requests.partitions[slot]]
         )
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
@@ -192,11 +192,11 @@ class PartitionGrid(MessageGrid, Exchange):
         """(slot, reply or failure) in order of arrival, every slot once.  None: the reply is no longer needed."""
         num_wanted, num_good = self.num_wanted or len(batch), 0
         left = dict.fromkeys(range(len(batch)))
-        again = None if self.encoding is None else partial(self._asked_again, batch, set())
-        asked = Asked("train", wire.round_of(batch[0]), self.traffic.sent)
+        resend = None if self.encoding is None else partial(self._resend, batch, set())
+        requests = Requests("train", wire.round_of(batch[0]), self.traffic.sent)
         # closed at once on `break`, so that outstanding replies become overdue now, not at garbage collection
-        with closing(self._replies.arrivals(message_ids, asked, deadline=deadline, asked_again=again)) as arrivals:
-            for slot, came in arrivals:
+        with closing(self._replies.arrivals(message_ids, requests, deadline=deadline, resend=resend)) as arrivals:
+            for slot, reply in arrivals:
                 check = partial(
                     checked,
                     request=batch[slot],
@@ -204,8 +204,8 @@ class PartitionGrid(MessageGrid, Exchange):
                     max_examples=self.most_examples,
                     encoding=self.encoding,
                 )
-                partition = asked.partitions[slot]
-                outcome = read_reply(came, partition, check, self.who)
+                partition = requests.partitions[slot]
+                outcome = read_reply(reply, partition, check, self.label)
                 del left[slot]
                 num_good += isinstance(outcome, GoodReply)
                 yield slot, outcome
@@ -213,7 +213,7 @@ class PartitionGrid(MessageGrid, Exchange):
                     break
         yield from ((slot, None) for slot in left)
 
-    def who(self, partition: int) -> str:
+    def label(self, partition: int) -> str:
         """Prefix of sentences about a client: its site, if sites are registered."""
         site = self._nodes.site(partition)
         return "" if site is None else f"site {site.name}: "
@@ -223,7 +223,7 @@ class PartitionGrid(MessageGrid, Exchange):
         site = self._nodes.site(partition)
         return site.max_examples if site is not None and site.max_examples else self._max_examples(partition)
 
-    def _asked_again(self, batch: list[Message], before: set[int], slot: int, reply: Message) -> str | None:
+    def _resend(self, batch: list[Message], before: set[int], slot: int, reply: Message) -> str | None:
         """Resend a request with the whole model if the client lacked tensors; `before`: slots already resent."""
         lacks_tensors = reply.has_error() and (reply.error.reason or "").startswith(f"{IncompleteModelError.__name__}:")
         if slot in before or not lacks_tensors:

@@ -27,10 +27,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def find_program(name: str) -> str:
     """The path of one of Flower's console scripts, beside this interpreter or on PATH."""
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
         raise EngineError(f"the program '{name}', which comes with flwr, was not found; reinstall flwr.")
-    return found
+    return path
 
 
 def bound(script: str) -> list[str]:

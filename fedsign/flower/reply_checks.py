@@ -66,23 +66,23 @@ def checked(
 
 
 def read_reply(
-    came: Message | str,
+    pulled: Message | str,
     partition: int,
     read: Callable[[Message], ReplyT],
-    who: Callable[[int], str] = lambda partition: "",
+    label: Callable[[int], str] = lambda partition: "",
 ) -> ReplyT | Failure:
-    """The result of `read`, or the client's failure, prefixed by `who`; a text in `came` says why no reply came."""
+    """The result of `read`, or the client's failure, prefixed by `label`; a text in `pulled` says why no reply came."""
     details = ""
-    if isinstance(came, str):
-        reason = came
-    elif came.has_error():
-        reason, _, details = (came.error.reason or "the node gave no reason").partition("\n")
+    if isinstance(pulled, str):
+        reason = pulled
+    elif pulled.has_error():
+        reason, _, details = (pulled.error.reason or "the node gave no reason").partition("\n")
         reason, details = printable(reason), details[:_MAX_DETAILS]  # untrusted text goes to terminals and files
     else:
         try:
-            return read(came)
+            return read(pulled)
         except FedSignError as error:
             reason, details = str(error), failure_of(partition, error).details
         except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
             reason = f"the reply cannot be read: {failure_of(0, error).reason}."
-    return Failure(partition=partition, reason=who(partition) + reason, details=details)
+    return Failure(partition=partition, reason=label(partition) + reason, details=details)

@@ -50,16 +50,16 @@ class SuperLinkGrid(HttpGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that are complete."""
-        asked = set(message_ids)
-        unknown = asked.difference(incoming.answers for incoming in self._incoming)  # announced only once
-        found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=sorted(unknown)))
-        for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+        requested = set(message_ids)
+        unknown = requested.difference(incoming.answers for incoming in self._incoming)  # announced only once
+        response = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=sorted(unknown)))
+        for proto, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             self._incoming.append(_Incoming(proto.metadata.message_id, proto.metadata.reply_to_message_id, tree))
-        return list(self._whole(asked))
+        return list(self._whole(requested))
 
-    def _whole(self, asked: set[str]) -> Iterator[Message]:
+    def _whole(self, requested: set[str]) -> Iterator[Message]:
         """Pull the available objects of these replies; yields those that are complete or lost."""
-        for incoming in [each for each in self._incoming if each.answers in asked]:
+        for incoming in [each for each in self._incoming if each.answers in requested]:
             try:
                 self._pull(incoming)
             except _StillUploadedError:
@@ -92,8 +92,10 @@ class SuperLinkGrid(HttpGrid):
 
     def _forget(self, message_id: str) -> None:
         """Let the SuperLink delete a message's objects."""
-        told = ConfirmMessageReceivedRequest(node=self.node, run_id=self.run.run_id, message_object_id=message_id)
-        self._runtime_client.ConfirmMessageReceived(told)
+        confirmation = ConfirmMessageReceivedRequest(
+            node=self.node, run_id=self.run.run_id, message_object_id=message_id
+        )
+        self._runtime_client.ConfirmMessageReceived(confirmation)
 
     def _lost(self, incoming: _Incoming, reason: str) -> Message:
         self._forget(incoming.answers)

@@ -35,7 +35,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fedsign.records import failure_of
 
 POLL_INTERVAL_S = 0.1
-_LOOKS_EVERY_S = 1.0
+_POLL_INTERVAL_S = 1.0
 _log = logging.getLogger("fedsign")
 
 
@@ -63,7 +63,7 @@ class Tasks:
         self._early = None
         return task
 
-    def play(self, task: Task) -> None:
+    def run(self, task: Task) -> None:
         """Pull the message, let the app handle it, push the reply; an exception of the app becomes an error reply.
 
         A message that the SuperNode gives up during the pull gets no reply; see [Note: given up].
@@ -97,7 +97,7 @@ class Tasks:
         puller = futures.ThreadPoolExecutor(max_workers=1)
         pulled = puller.submit(pull_task_input, client)
         puller.shutdown(wait=False)  # joining it could take two hours, see [Note: given up]
-        while not futures.wait([pulled], timeout=_LOOKS_EVERY_S).done:
+        while not futures.wait([pulled], timeout=_POLL_INTERVAL_S).done:
             self._early = self._acquired()
             if self._early is not None:
                 return None  # see [Note: given up]

@@ -49,14 +49,14 @@ class Curvature:
         if draws < 1:
             raise ConfigError(f"draws={draws} was given for the trace, but expected 1 or more.")
         rng = generator(seed, Purpose.ANALYSIS, round=2)
-        found = []
+        estimates = []
         for _ in range(draws):
             # random signs have the smallest variance among vectors of independent elements with E[v v^T] = I
             signs = torch.from_numpy(rng.choice([-1.0, 1.0], size=self.layout.size)).to(self.center)
             # summed in float64: terms of both signs nearly cancel
-            found.append(float(signs.double() @ self.product(signs).double()))
-        error = float(np.std(found, ddof=1)) / draws**0.5 if draws > 1 else None
-        return float(np.mean(found)), error
+            estimates.append(float(signs.double() @ self.product(signs).double()))
+        error = float(np.std(estimates, ddof=1)) / draws**0.5 if draws > 1 else None
+        return float(np.mean(estimates)), error
 
     def extreme_eigenvalues(self, count: int = 1, *, tolerance: float = 1e-3, seed: int = 0) -> tuple[Array, Array]:
         """The `count` smallest and the `count` largest eigenvalues, ascending.
@@ -82,8 +82,8 @@ class Curvature:
         return low, high
 
     def _matvec(self, vector: Array) -> Array:
-        found: Array = self.product(torch.from_numpy(vector.reshape(-1)).to(self.center)).double().cpu().numpy()
-        return found
+        product: Array = self.product(torch.from_numpy(vector.reshape(-1)).to(self.center)).double().cpu().numpy()
+        return product
 
     def _mean(self, of: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> Tensor:
         """The mean over batches of a quantity linear in the loss, weighted by the terms in each batch's loss."""

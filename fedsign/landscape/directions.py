@@ -142,7 +142,7 @@ def special(name: str, layout: Layout, theta: Tensor, initial: Tensor | None = N
 
 def centered(layout: Layout, theta: Tensor) -> Tensor:
     """theta minus the mean of each parameter tensor."""
-    return torch.cat([theta[place] - theta[place].mean() for place in layout.places().values()])
+    return torch.cat([theta[span] - theta[span].mean() for span in layout.slices().values()])
 
 
 class Scaling(StrEnum):
@@ -175,6 +175,6 @@ def _by_filter(eps: Tensor, theta: Tensor) -> Tensor:
     return eps * _ratio(vector_norm(theta, dim=dims, keepdim=True), vector_norm(eps, dim=dims, keepdim=True))
 
 
-def _ratio(wanted: Tensor, there: Tensor) -> Tensor:
+def _ratio(wanted: Tensor, actual: Tensor) -> Tensor:
     # both branches are computed; the NaN of 0 / 0 is discarded
-    return torch.where(there > 0, wanted / there, torch.zeros_like(there))
+    return torch.where(actual > 0, wanted / actual, torch.zeros_like(actual))

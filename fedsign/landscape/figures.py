@@ -49,34 +49,36 @@ class _Line:
     independent: NDArray[Any]
 
 
-def valley_figures(found: Found) -> dict[str, Draw]:
+def valley_figures(analysis: Found) -> dict[str, Draw]:
     """Drawing functions of a valley by measure: error (for classes) and loss."""
-    return {what: partial(draw, *valley_charts(found, what)) for what in measures(found)}
+    return {measure: partial(draw, *valley_charts(analysis, measure)) for measure in measures(analysis)}
 
 
-def path_figures(found: Found) -> dict[str, Draw]:
+def path_figures(analysis: Found) -> dict[str, Draw]:
     """Drawing functions of the line through two models, by measure."""
-    return {what: partial(draw, path_chart(found, what)) for what in measures(found)}
+    return {measure: partial(draw, path_chart(analysis, measure)) for measure in measures(analysis)}
 
 
-def measures(found: Found) -> list[str]:
+def measures(analysis: Found) -> list[str]:
     """The available measures: error (for classes) and loss."""
-    return [name for name in ("error", "loss") if name in found.arrays]
+    return [name for name in ("error", "loss") if name in analysis.arrays]
 
 
-def valley_charts(found: Found, what: str) -> list[Chart]:
+def valley_charts(analysis: Found, measure: str) -> list[Chart]:
     """One chart per scale: for each direction the mean over draws with its interval, and single draws as thin lines."""
-    lines, x = _lines(found, what), found.arrays["lambda"].tolist()
+    lines, x = _lines(analysis, measure), analysis.arrays["lambda"].tolist()
     means = {line.label: line.independent.mean(0) for line in lines}
     are_thin = sum(len(line.drawn) > 1 for line in lines) <= _MOST_THIN
     curves = [*means.values(), *(each for line in lines if are_thin for each in line.drawn)]
     y = value_axis(
-        [0.0, *_seen(np.stack(curves), _tallest(found.arrays[what]))], label=f"test {what}", percent=what == "error"
+        [0.0, *_shown_values(np.stack(curves), _tallest(analysis.arrays[measure]))],
+        label=f"test {measure}",
+        percent=measure == "error",
     )
-    own = found.facts.get("own_center", {}).get(what)
-    looks = {line.color % len(COLORS) for line in lines}
+    own = analysis.facts.get("own_center", {}).get(measure)
+    colors = {line.color % len(COLORS) for line in lines}
     charts = []
-    for column, scale in enumerate(found.facts["scales"]):
+    for column, scale in enumerate(analysis.facts["scales"]):
         series = [
             Series(name=line.label, x=x, y=values.tolist(), color=line.color, is_faint=True)
             for line in lines
@@ -87,8 +89,8 @@ def valley_charts(found: Found, what: str) -> list[Chart]:
             mean = means[line.label][column].tolist()
             series.append(Series(name=line.label, x=x, y=mean, low=_listed(low), high=_listed(high), color=line.color))
         if own is not None:
-            series.append(_own([0.0], [own], color=max({*range(len(COLORS))} - looks, default=7)))
-        said = (
+            series.append(_own([0.0], [own], color=max({*range(len(COLORS))} - colors, default=7)))
+        descriptions = (
             f"{name}: {in_words(mean[column][0], percent=y.percent)} at λ = {x[0]:g}, "
             f"{in_words(mean[column][-1], percent=y.percent)} at λ = {x[-1]:g}"
             for name, mean in means.items()
@@ -97,11 +99,11 @@ def valley_charts(found: Found, what: str) -> list[Chart]:
             Chart(
                 title=f"Valley, s = {scale:g}",
                 series=series,
-                x=span(x, label=_lambda(found, scale)),
+                x=span(x, label=_lambda(analysis, scale)),
                 y=y,
                 rules=[(0.0, "")],
-                description="; ".join(said),
-                text=_about(found, what, lines, are_thin=are_thin) if column == 0 else "",
+                description="; ".join(descriptions),
+                text=_about(analysis, measure, lines, are_thin=are_thin) if column == 0 else "",
             )
         )
     return charts
@@ -117,60 +119,64 @@ def length(facts: Row) -> str:
     return "" if facts.get("scaling") == "raw" else f"‖θf‖{of}"
 
 
-def _lambda(found: Found, scale: float) -> str:
-    unit = length(found.facts)
+def _lambda(analysis: Found, scale: float) -> str:
+    unit = length(analysis.facts)
     times = "" if scale == 1 else f"{scale:g} "
     units = f" (in units of {times}{unit})" if unit else ""
-    return f"λ{units}{', recalibrated' if 'own_center' in found.facts else ''}"
+    return f"λ{units}{', recalibrated' if 'own_center' in analysis.facts else ''}"
 
 
-def _about(found: Found, what: str, lines: Sequence[_Line], *, are_thin: bool) -> str:
+def _about(analysis: Found, measure: str, lines: Sequence[_Line], *, are_thin: bool) -> str:
     """A description of the charts."""
-    facts = found.facts
-    told = [_ABOUT.format(what=what, scaling=_SCALINGS[facts["scaling"]], num=facts["num_samples"])]
+    facts = analysis.facts
+    sentences = [_ABOUT.format(what=measure, scaling=_SCALINGS[facts["scaling"]], num=facts["num_samples"])]
     if any(len(line.drawn) > 1 for line in lines):
-        told += [_BANDS, *([_THIN] if are_thin else [])]
-    if any(row.get("is_paired") for row in found.rows):
-        told.append(_PAIRS)
-    return " ".join([*told, center_in_words(found, what)]).strip()
+        sentences += [_BANDS, *([_THIN] if are_thin else [])]
+    if any(row.get("is_paired") for row in analysis.rows):
+        sentences.append(_PAIRS)
+    return " ".join([*sentences, center_in_words(analysis, measure)]).strip()
 
 
-def center_in_words(found: Found, what: str) -> str:
+def center_in_words(analysis: Found, measure: str) -> str:
     """With BatchNorm, the difference between the recalibrated and the evaluated model; otherwise empty."""
-    own = found.facts.get("own_center", {}).get(what)
+    own = analysis.facts.get("own_center", {}).get(measure)
     if own is None:
         return ""
     return (
-        f"At each point BatchNorm's statistics are taken anew of {found.facts['num_statistics']:,} training samples, "
-        f"at the center too ({in_words(found.facts['center'][what], percent=what == 'error')}, 'recalibrated'); the "
-        f"evaluated model, with its own running statistics, has {in_words(own, percent=what == 'error')}."
+        "At each point BatchNorm's statistics are taken anew of "
+        f"{analysis.facts['num_statistics']:,} training samples, "
+        f"at the center too ({in_words(analysis.facts['center'][measure], percent=measure == 'error')}, "
+        f"'recalibrated'); the "
+        f"evaluated model, with its own running statistics, has {in_words(own, percent=measure == 'error')}."
     )
 
 
-def path_chart(found: Found, what: str) -> Chart:
+def path_chart(analysis: Found, measure: str) -> Chart:
     """The line through two models, with both marked."""
-    lambdas, values = found.arrays["lambda"].tolist(), found.arrays[what]
-    name = f"test {what}, recalibrated" if "own_ends" in found.facts else f"test {what}"
-    ends = [each[what] for each in found.facts.get("own_ends", ())]
+    lambdas, values = analysis.arrays["lambda"].tolist(), analysis.arrays[measure]
+    name = f"test {measure}, recalibrated" if "own_ends" in analysis.facts else f"test {measure}"
+    ends = [each[measure] for each in analysis.facts.get("own_ends", ())]
     own = [_own([0.0, 1.0], ends, color=7)] if ends else []
     return Chart(
-        title=f"test {what}",
+        title=f"test {measure}",
         series=[Series(name=name, x=lambdas, y=values.tolist()), *own],
         x=span(lambdas, label="λ, of (1 - λ) first + λ second"),
-        y=value_axis([0.0, *_seen(values, _tallest(values))], label=f"test {what}", percent=what == "error"),
+        y=value_axis(
+            [0.0, *_shown_values(values, _tallest(values))], label=f"test {measure}", percent=measure == "error"
+        ),
         rules=[(0.0, "first"), (1.0, "second")],
     )
 
 
-def _lines(found: Found, what: str) -> list[_Line]:
+def _lines(analysis: Found, measure: str) -> list[_Line]:
     """The curves of each direction, in the order of the rows."""
-    owners = [(row["direction"], row["label"], row.get("is_paired", False)) for row in found.rows]
+    owners = [(row["direction"], row["label"], row.get("is_paired", False)) for row in analysis.rows]
     # rows hold a direction once per scale, arrays hold it once
-    owners = owners[:: len(found.facts["scales"])]
+    owners = owners[:: len(analysis.facts["scales"])]
     lines = []
     for owner in dict.fromkeys(owners):
         name, label, is_paired = owner
-        values = found.arrays[what][[index for index, other in enumerate(owners) if other == owner]]
+        values = analysis.arrays[measure][[index for index, other in enumerate(owners) if other == owner]]
         lines.append(
             _Line(
                 label=label,
@@ -186,10 +192,10 @@ def _listed(values: Any) -> list[float]:
     return [float(value) for value in values]
 
 
-def _seen(values: NDArray[Any], limit: float) -> list[float]:
+def _shown_values(values: NDArray[Any], limit: float) -> list[float]:
     """The values that the axis must include."""
-    seen: list[float] = values[np.isfinite(values) & (values <= limit)].tolist()
-    return seen
+    shown: list[float] = values[np.isfinite(values) & (values <= limit)].tolist()
+    return shown
 
 
 def _tallest(values: NDArray[Any]) -> float:

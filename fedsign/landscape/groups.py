@@ -36,8 +36,8 @@ def mask_of(group: str, model: nn.Module, layout: Layout) -> Tensor:
             f"of names such as '{next(iter(layout.shapes)).split('.')[0]}.*'; the names are {_shown(layout)}."
         )
     mask = torch.zeros(layout.size, dtype=torch.bool)
-    for name, place in layout.places().items():
-        mask[place] = name in names
+    for name, span in layout.slices().items():
+        mask[span] = name in names
     return mask
 
 

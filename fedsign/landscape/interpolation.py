@@ -32,8 +32,8 @@ def between(
     at = np.linspace(-1.0, 2.0, points)
     # the ends and the middle are evaluated explicitly, as `points` need not include them
     values = landscape.along([second - first], grid([*at.tolist(), 0.0, 0.5, 1.0]), center=first)
-    figure, found = values.main()
-    start, middle, end = found[points:].tolist()
+    figure, curve = values.main()
+    start, middle, end = curve[points:].tolist()
     inside = (at >= 0) & (at <= 1)
     line = (1 - at) * start + at * end
     return (
@@ -45,7 +45,7 @@ def between(
             "second": end,
             "middle": middle,
             "midpoint_gap": (start + end) / 2 - middle,
-            "barrier": float(max(0.0, np.max((found[:points] - line)[inside]))),
+            "barrier": float(max(0.0, np.max((curve[:points] - line)[inside]))),
         },
     )
 

@@ -177,37 +177,39 @@ class Landscape:
         """Outputs [P, n, ...] of a batch."""
 
         def call(own: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
-            found: Tensor = functional_call(self._model, (own, state), (batch,))
-            return found
+            outputs: Tensor = functional_call(self._model, (own, state), (batch,))
+            return outputs
 
         return vmap(call)(parameters, buffers)
 
     def _stacked_statistics(self, parameters: dict[str, Tensor], num_points: int) -> dict[str, Tensor]:
         """The buffers of each point, [P, ...]; see [Note: BatchNorm]."""
         # cloned, since BatchNorm updates its statistics in place, and expanded views share memory
-        found = {name: buffer.expand(num_points, *buffer.shape).clone() for name, buffer in self._model.named_buffers()}
+        buffers = {
+            name: buffer.expand(num_points, *buffer.shape).clone() for name, buffer in self._model.named_buffers()
+        }
         # modules hold their buffers, vmap needs them by name
         of = {id(buffer): name for name, buffer in self._model.named_buffers()}
         for module in self._norms:
             # the reset state of BatchNorm, as in reset_running_stats
-            found[of[id(module.running_mean)]].zero_()
-            found[of[id(module.running_var)]].fill_(1)
-        self._collect_statistics(lambda batch: self._outputs(parameters, found, batch))  # updates them in place
-        return found
+            buffers[of[id(module.running_mean)]].zero_()
+            buffers[of[id(module.running_var)]].fill_(1)
+        self._collect_statistics(lambda batch: self._outputs(parameters, buffers, batch))  # updates them in place
+        return buffers
 
     def _values(self, batches: Iterable[Tensor]) -> Values:
         """Values from the outputs [P, b, ...] of all batches, reduced per batch where the task supports it."""
         task, targets = self._task, self._samples.targets.to(self.center.device)
-        found: list[Tensor] = []
+        kept: list[Tensor] = []
         start = 0
         for outputs in batches:
             if isinstance(task, KeepingTask):
-                theirs = targets[start : start + outputs.shape[1]]
+                batch_targets = targets[start : start + outputs.shape[1]]
                 start += outputs.shape[1]
                 # reduced before the next batch is computed: a language model's logits would not fit
-                outputs = torch.stack([task.kept(each, theirs) for each in outputs])
-            found.append(outputs)
-        outputs = torch.cat(found, dim=1)
+                outputs = torch.stack([task.kept(each, batch_targets) for each in outputs])
+            kept.append(outputs)
+        outputs = torch.cat(kept, dim=1)
         mean = task.loss_of if isinstance(task, KeepingTask) else task.loss
         loss = torch.stack([mean(each, targets) for each in outputs])
         is_of_classes = outputs.dim() == 3 and not targets.is_floating_point()
@@ -243,11 +245,11 @@ def grid(*axes: Sequence[float]) -> Tensor:
 
 def _activation_bytes(model: nn.Module, features: Tensor) -> int:
     """The largest input plus output of any layer, for one sample."""
-    seen = [0]
+    sizes = [0]
 
     def note(module: nn.Module, given: tuple[object, ...], made: object) -> None:
         tensors = [each for each in (*given, made) if isinstance(each, Tensor)]
-        seen.append(sum(each.numel() * each.element_size() for each in tensors))
+        sizes.append(sum(each.numel() * each.element_size() for each in tensors))
 
     handles = [module.register_forward_hook(note) for module in model.modules() if not [*module.children()]]
     try:
@@ -256,4 +258,4 @@ def _activation_bytes(model: nn.Module, features: Tensor) -> int:
     finally:
         for handle in handles:
             handle.remove()
-    return max(seen)
+    return max(sizes)

@@ -32,10 +32,10 @@ def step_by_group(model: nn.Module, layout: Layout, first: Tensor, second: Tenso
     `ssr_start`, `ssr_end`: same-sign ratio of the step with its start and its end.
     """
     step = second - first
-    found: list[dict[str, str | float]] = []
+    ratios: list[dict[str, str | float]] = []
     for group, mask in _masks(model, layout).items():
         inside = step[mask].double()
-        found.append(
+        ratios.append(
             {
                 "group": group,
                 "num_parameters": len(inside),
@@ -45,16 +45,16 @@ def step_by_group(model: nn.Module, layout: Layout, first: Tensor, second: Tenso
                 "ssr_end": same_sign_ratio(step, second, where=mask),
             }
         )
-    return found
+    return ratios
 
 
 def _masks(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
     """Masks of the groups that the model has, in the paper's order."""
     owners, head = owners_of(model), head_of(model)
     masks = {f"{kind} {part}": torch.zeros(layout.size, dtype=torch.bool) for kind in _KINDS for part in _PARTS}
-    for name, place in layout.places().items():
+    for name, span in layout.slices().items():
         owner = owners[name]
         kind = "BN" if isinstance(owner, BATCH_NORMS) else "CLF" if owner is head else "Other"
         # anything but a bias counts as a weight
-        masks[f"{kind} {_PARTS[name.endswith('bias')]}"][place] = True
+        masks[f"{kind} {_PARTS[name.endswith('bias')]}"][span] = True
     return {group: mask for group, mask in masks.items() if mask.any()}

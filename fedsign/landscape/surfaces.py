@@ -27,47 +27,47 @@ _LEAST_RISE = 1.05  # smallest ratio of the top of the picture to the lowest hei
 _HALO, _PATH = "#1c2127", "#ff9d5c"
 
 
-def surface_figures(found: Found) -> dict[str, Draw]:
+def surface_figures(analysis: Found) -> dict[str, Draw]:
     """Drawing functions by measure: error (for classes) and loss."""
-    return {what: partial(draw_surface, found, what) for what in measures(found)}
+    return {measure: partial(draw_surface, analysis, measure) for measure in measures(analysis)}
 
 
-def draw_surface(found: Found, what: str) -> "Figure":
+def draw_surface(analysis: Found, measure: str) -> "Figure":
     """Contour lines on the left, the relief on the right, with a common color bar."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
 
-    x, y, z = heights(found, what)
+    x, y, z = heights(analysis, measure)
     low, high = float(z.min()), float(z.max())
     top = max(high, _LEAST_RISE * low)  # keeps a range for a flat plane
     levels, norm = log_levels(low, top), LogNorm(vmin=low, vmax=top)
     drawn = empty(3.1, width=PAGE)
     flat = drawn.add_subplot(1, 2, 1)
     flat.contourf(x, y, z, levels=[low, *levels, top * 1.0001], norm=norm, cmap="viridis")
-    _lines(flat, found, what, (x, y, z), levels)
+    _lines(flat, analysis, measure, (x, y, z), levels)
     # mplot3d would sort by depth and ignore zorder, which keeps the path above the surface
     relief: Any = drawn.add_subplot(1, 2, 2, projection="3d", computed_zorder=False)
-    _relief(relief, found, (x, y, z), levels, norm)
+    _relief(relief, analysis, (x, y, z), levels, norm)
     bar = drawn.colorbar(ScalarMappable(norm, "viridis"), ax=[flat, relief], shrink=0.85, pad=0.02, aspect=28)
     bar.set_ticks(levels, labels=[f"{level:g}" for level in levels], minor=False)
     bar.ax.minorticks_off()
-    bar.set_label(f"test {what} (%)" if what == "error" else f"test {what}")
+    bar.set_label(f"test {measure} (%)" if measure == "error" else f"test {measure}")
     bar.outline.set_linewidth(0.4)
-    drawn.set_label(in_words_of(found, what))
+    drawn.set_label(caption_of(analysis, measure))
     return drawn
 
 
-def heights(found: Found, what: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def heights(analysis: Found, measure: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Columns, rows and positive heights: an error of 0 is drawn as half a sample, the largest values are clipped."""
-    reach = found.facts.get("scale", 1.0)
-    percent = 100.0 if what == "error" else 1.0
-    values = np.where(np.isfinite(found.arrays[what]), found.arrays[what], np.inf) * percent
+    reach = analysis.facts.get("scale", 1.0)
+    percent = 100.0 if measure == "error" else 1.0
+    values = np.where(np.isfinite(analysis.arrays[measure]), analysis.arrays[measure], np.inf) * percent
     above = values[np.isfinite(values) & (values > 0)]
     # log heights cannot show 0
-    floor = 0.5 * percent / found.facts["num_samples"] if what == "error" else above.min(initial=1.0)
+    floor = 0.5 * percent / analysis.facts["num_samples"] if measure == "error" else above.min(initial=1.0)
     low = max(float(values.min()), floor)
     high = max(low, min(float(above.max(initial=low)), _TALLEST * low))
-    return found.arrays["columns"] * reach, found.arrays["rows"] * reach, np.clip(values, low, high)
+    return analysis.arrays["columns"] * reach, analysis.arrays["rows"] * reach, np.clip(values, low, high)
 
 
 def log_levels(low: float, high: float) -> list[float]:
@@ -79,36 +79,38 @@ def log_levels(low: float, high: float) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     # levels are parsed rather than computed: 3 * 10**-1 is 0.30000000000000004
     for steps in _STEPS:
-        found = [
+        levels = [
             float(f"{step}e{decade}") for decade in decades for step in steps if low < float(f"{step}e{decade}") < high
         ]
-        if len(found) <= _MOST_LEVELS:
+        if len(levels) <= _MOST_LEVELS:
             break
-    return found if len(found) > 2 else np.geomspace(low, high, 6)[1:-1].round(4 - decades[0]).tolist()
+    return levels if len(levels) > 2 else np.geomspace(low, high, 6)[1:-1].round(4 - decades[0]).tolist()
 
 
-def in_words_of(found: Found, what: str) -> str:
+def caption_of(analysis: Found, measure: str) -> str:
     """The caption of a picture: what is drawn, the model's metric with its uncertainty, and which model it is."""
-    is_path, percent = found.kind == "trajectory", what == "error"
-    center = found.facts["center"][what]
-    told = [
-        f"Test {what} over the plane of "
+    is_path, percent = analysis.kind == "trajectory", measure == "error"
+    center = analysis.facts["center"][measure]
+    sentences = [
+        f"Test {measure} over the plane of "
         f"{'the two principal directions of the training' if is_path else 'two directions'}, in logarithmic heights."
     ]
-    told.append(f"The model: {in_words(center, percent=percent)}, of {found.facts['num_samples']:,} test samples.")
+    sentences.append(
+        f"The model: {in_words(center, percent=percent)}, of {analysis.facts['num_samples']:,} test samples."
+    )
     if percent:
-        told.append(
+        sentences.append(
             "Within the dashed line the error is below the upper end of that figure's 95 % interval (Wilson's)."
         )
     if is_path:
-        told.append(
-            f"The path is a projection: the plane explains {100 * sum(found.facts['explained']):.0f} % of its "
+        sentences.append(
+            f"The path is a projection: the plane explains {100 * sum(analysis.facts['explained']):.0f} % of its "
             "variance, so that heights under it are not those of its checkpoints."
         )
-    return " ".join([*told, center_in_words(found, what)]).strip()
+    return " ".join([*sentences, center_in_words(analysis, measure)]).strip()
 
 
-def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float]) -> None:
+def _lines(axes: "Axes", analysis: Found, measure: str, plane: Any, levels: list[float]) -> None:
     """Contour lines with labels, the model, the lowest point, the trajectory, and the model's confidence region."""
     from matplotlib.patheffects import withStroke
     from scipy.stats import binomtest
@@ -119,50 +121,50 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
         axes.clabel(lines, fmt="%g", fontsize=6.5)
     halo = [withStroke(linewidth=1.8, foreground=_HALO)]
     row, column = np.unravel_index(z.argmin(), z.shape)
-    percent = what == "error"
-    center = in_words(found.facts["center"][what], percent=percent)
+    percent = measure == "error"
+    center = in_words(analysis.facts["center"][measure], percent=percent)
     marks = [
-        (0.0, 0.0, "+", f"{'recalibrated ' if 'own_center' in found.facts else ''}model, {center}"),
-        (x[column], y[row], "*", f"lowest, {in_words(float(found.arrays[what][row, column]), percent=percent)}"),
+        (0.0, 0.0, "+", f"{'recalibrated ' if 'own_center' in analysis.facts else ''}model, {center}"),
+        (x[column], y[row], "*", f"lowest, {in_words(float(analysis.arrays[measure][row, column]), percent=percent)}"),
     ]
     for at, up, marker, name in marks:
         edge = 1.3 if marker == "+" else 0.4
         axes.plot(at, up, marker, color="white", markersize=6, markeredgewidth=edge, path_effects=halo, label=name)
     if percent:
-        num = found.facts["num_samples"]
-        interval = binomtest(round(num * found.facts["center"][what]), num).proportion_ci(method="wilson")
+        num = analysis.facts["num_samples"]
+        interval = binomtest(round(num * analysis.facts["center"][measure]), num).proportion_ci(method="wilson")
         bound = 100 * interval.high
-        look: dict[str, Any] = {"path_effects": [withStroke(linewidth=2.4, foreground=_HALO)]}
+        style: dict[str, Any] = {"path_effects": [withStroke(linewidth=2.4, foreground=_HALO)]}
         around = _contour(axes, (x, y, z), [bound], colors="white", linewidths=1.1, linestyles="dashed")
         if around is not None:
-            around.set(**look)
+            around.set(**style)
         axes.plot(
-            [], [], "--", color="white", linewidth=1.1, label=f"95 % interval of the center, to {bound:.1f} %", **look
+            [], [], "--", color="white", linewidth=1.1, label=f"95 % interval of the center, to {bound:.1f} %", **style
         )
-    if "path" in found.arrays:
-        _path(axes, found)
+    if "path" in analysis.arrays:
+        _path(axes, analysis)
     axes.legend(
         loc="lower left", bbox_to_anchor=(-0.03, 0.99), ncols=2, fontsize=7, handlelength=1.6, columnspacing=1.5
     )
     axes.grid(visible=False)
-    along = _axis_labels(found)
+    along = _axis_labels(analysis)
     axes.set(aspect="equal", xlabel=along[0], ylabel=along[1])
 
 
-def _contour(axes: Any, plane: Any, levels: list[float], **look: Any) -> Any:
+def _contour(axes: Any, plane: Any, levels: list[float], **style: Any) -> Any:
     """Contour lines for levels inside the range; None without any, which matplotlib would warn about."""
     inside = [level for level in levels if plane[2].min() < level < plane[2].max()]
-    return axes.contour(*plane, levels=inside, **look) if inside else None
+    return axes.contour(*plane, levels=inside, **style) if inside else None
 
 
-def _path(axes: "Axes", found: Found) -> None:
+def _path(axes: "Axes", analysis: Found) -> None:
     """The checkpoints in order, some labeled by round."""
     from matplotlib.patheffects import withStroke
 
-    path, halo = found.arrays["path"], [withStroke(linewidth=2.2, foreground=_HALO)]
+    path, halo = analysis.arrays["path"], [withStroke(linewidth=2.2, foreground=_HALO)]
     axes.plot(*path.T, "-", color=_PATH, linewidth=1.1, path_effects=halo, label="training")
     axes.plot(*path.T, "o", color=_PATH, markersize=2.2, markeredgewidth=0)
-    rounds = [row["round"] for row in found.rows]
+    rounds = [row["round"] for row in analysis.rows]
     for index in sorted({0, len(rounds) // 8, len(rounds) // 4, len(rounds) // 2}):
         axes.annotate(
             f"round {rounds[index]}" if index == 0 else f"{rounds[index]}",
@@ -175,7 +177,7 @@ def _path(axes: "Axes", found: Found) -> None:
         )
 
 
-def _relief(axes: Any, found: Found, plane: Any, levels: list[float], norm: Any) -> None:
+def _relief(axes: Any, analysis: Found, plane: Any, levels: list[float], norm: Any) -> None:
     """The surface, lit from the left, above its contour lines."""
     from matplotlib import colormaps
     from matplotlib.colors import LightSource
@@ -192,8 +194,8 @@ def _relief(axes: Any, found: Found, plane: Any, levels: list[float], norm: Any)
     axes.plot_surface(
         *grid, up, facecolors=colors, rstride=1, cstride=1, linewidth=0, antialiased=False, rasterized=True, shade=False
     )
-    if "path" in found.arrays:
-        path = found.arrays["path"]
+    if "path" in analysis.arrays:
+        path = analysis.arrays["path"]
         axes.plot(*path.T, _over(plane, path), color=_PATH, linewidth=1.2, zorder=5)
         axes.plot(*path.T, np.full(len(path), floor), color="#b4500b", linewidth=0.8, zorder=0.5)
     ticks = levels[:: max(1, len(levels) // 4)]
@@ -218,14 +220,14 @@ def _over(plane: Any, path: NDArray[Any]) -> NDArray[Any]:
     x, y, z = plane
     up = np.log10(z)
     # z is indexed [row, column], that is (y, x)
-    found: NDArray[Any] = np.asarray(RegularGridInterpolator((y, x), up)(path[:, ::-1])) + 0.02 * np.ptp(up)
-    return found
+    lifted: NDArray[Any] = np.asarray(RegularGridInterpolator((y, x), up)(path[:, ::-1])) + 0.02 * np.ptp(up)
+    return lifted
 
 
-def _axis_labels(found: Found) -> tuple[str, str]:
+def _axis_labels(analysis: Found) -> tuple[str, str]:
     """Labels of the x and y axis."""
-    facts = found.facts
-    if found.kind == "trajectory":
+    facts = analysis.facts
+    if analysis.kind == "trajectory":
         first, second = (
             f"PC {index}: {100 * share:.0f} % of the path's variance (‖θf‖)"
             for index, share in enumerate(facts["explained"], 1)

@@ -44,7 +44,7 @@ class Layout:
         """Number of elements, D."""
         return sum(map(prod, self.shapes.values()))
 
-    def places(self) -> dict[str, slice]:
+    def slices(self) -> dict[str, slice]:
         """Parameter name -> its slice of the vector."""
         ends = accumulate(map(prod, self.shapes.values()))
         return {
@@ -59,9 +59,9 @@ class Layout:
         """
         for name, shape in self.shapes.items():
             if name not in tensors or tuple(tensors[name].shape) != shape:
-                there = "no such tensor" if name not in tensors else f"shape {list(tensors[name].shape)}"
+                actual = "no such tensor" if name not in tensors else f"shape {list(tensors[name].shape)}"
                 raise ConfigError(
-                    f"a model with {there} for '{name}' was given, but expected shape {list(shape)}; give a file "
+                    f"a model with {actual} for '{name}' was given, but expected shape {list(shape)}; give a file "
                     "of this architecture."
                 )
         return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.shapes])
@@ -70,6 +70,6 @@ class Layout:
         """Parameter name -> [..., *shape], as views of vectors [..., D]."""
         return {
             # unflatten refuses the empty shape of a scalar parameter
-            name: vectors[..., place].unflatten(-1, shape) if shape else vectors[..., place].squeeze(-1)
-            for (name, place), shape in zip(self.places().items(), self.shapes.values(), strict=True)
+            name: vectors[..., span].unflatten(-1, shape) if shape else vectors[..., span].squeeze(-1)
+            for (name, span), shape in zip(self.slices().items(), self.shapes.values(), strict=True)
         }

@@ -160,10 +160,10 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
     # without scalars, which are step counts
     states = sum(tensor.nbytes for parameter in trained for tensor in _kept_for(optimizer, parameter) if tensor.dim())
     live = LiveBytes()
-    places = _placed(model, setting.devices, live)
-    for parameter, place in places.items():
-        live.name(WEIGHTS, [parameter], place=place)
-        live.name(STATES, _kept_for(optimizer, parameter), place=place)
+    device_of = _placed(model, setting.devices, live)
+    for parameter, device in device_of.items():
+        live.name(WEIGHTS, [parameter], device=device)
+        live.name(STATES, _kept_for(optimizer, parameter), device=device)
     live.name(WEIGHTS, model.buffers())
     # named although it is the default: only named storages count if they existed before the block
     live.name(OTHER, [batch.features, batch.targets])
@@ -173,13 +173,13 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
             take_step(model, batch, optimizer, live)
     except (NotImplementedError, RuntimeError) as error:
         raise ConfigError(
-            f"{work.title} cannot be played without values, which is how activations are counted: "
+            f"{work.title} cannot be run without values, which is how activations are counted: "
             f"{_first_line(error)}; "
             "models whose shapes depend on values cannot be estimated."
         ) from error
-    for parameter, place in places.items():
+    for parameter, device in device_of.items():
         # afterwards: a name holds for a storage's whole life
-        live.name(GRADIENTS, [parameter.grad], place=place)
+        live.name(GRADIENTS, [parameter.grad], device=device)
     several = range(setting.devices) if setting.devices > 1 else ()
     return Estimate(
         method=method.name,
@@ -192,12 +192,12 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
         activations_bytes=live.most_of(OTHER),
         peak=_renamed(live.peak),
         phases={phase: live.peak_of(phase).total_bytes for phase in (FORWARD, BACKWARD, OPTIMIZER)},
-        of_devices=tuple(_renamed(live.peak_of(place=place)) for place in several),
+        of_devices=tuple(_renamed(live.peak_of(device=device)) for device in several),
     )
 
 
 def _placed(model: nn.Module, devices: int, live: LiveBytes) -> dict[nn.Parameter, int]:
-    """Map each parameter to its device; hooks on the blocks update `live.place`.  See [Note: several devices].
+    """Map each parameter to its device; hooks on the blocks update `live.device`.  See [Note: several devices].
 
     Raises:
         ConfigError: there are more devices than blocks.
@@ -212,22 +212,22 @@ def _placed(model: nn.Module, devices: int, live: LiveBytes) -> dict[nn.Paramete
         )
     of_block: dict[nn.Parameter, int] = {}
     for index, block in enumerate(blocks):
-        place = index * devices // len(blocks)
-        of_block |= dict.fromkeys(block.parameters(), place)
-        block.register_forward_pre_hook(_turn_to(live, place))
+        device = index * devices // len(blocks)
+        of_block |= dict.fromkeys(block.parameters(), device)
+        block.register_forward_pre_hook(_turn_to(live, device))
         # the backward pass returns to the earlier devices
-        block.register_full_backward_pre_hook(_turn_to(live, place))
-    found, last = {}, 0
+        block.register_full_backward_pre_hook(_turn_to(live, device))
+    device_of, last = {}, 0
     # Parameters outside the blocks: device 0 until a block of a later device was seen, then the last device.
     for parameter in model.parameters():
         last = max(last, of_block.get(parameter, 0))
-        found[parameter] = of_block.get(parameter, devices - 1 if last else 0)
-    return found
+        device_of[parameter] = of_block.get(parameter, devices - 1 if last else 0)
+    return device_of
 
 
-def _turn_to(live: LiveBytes, place: int) -> Any:
+def _turn_to(live: LiveBytes, device: int) -> Any:
     def turn(*_: object) -> None:
-        live.place = place
+        live.device = device
 
     return turn
 
@@ -259,8 +259,8 @@ def _optimizer(model: nn.Module, method: Method, setting: Setting) -> torch.opti
 
 
 def _renamed(peak: Peak) -> Peak:
-    found = {ACTIVATIONS if category == OTHER else category: size for category, size in peak.by_category.items()}
-    return replace(peak, by_category={category: found.get(category, 0) for category in CATEGORIES})
+    by_category = {ACTIVATIONS if category == OTHER else category: size for category, size in peak.by_category.items()}
+    return replace(peak, by_category={category: by_category.get(category, 0) for category in CATEGORIES})
 
 
 def _first_line(error: Exception) -> str:

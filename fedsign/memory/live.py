@@ -59,8 +59,8 @@ class LiveBytes(TorchDispatchMode):
         self._events: list[tuple[int, int, str]] = []  # (storage number, change in bytes, phase), in order
         self._phase = ""
         self._categories: dict[int, str] = {}
-        self._places: dict[int, int] = {}
-        self.place = 0  # simulated device of the storages created from now on
+        self._devices: dict[int, int] = {}
+        self.device = 0  # simulated device of the storages created from now on
         self._alive: dict[int, tuple[int, int, Any]] = {}  # address -> number, bytes, weak reference with a callback
         self._num_storages = 0
 
@@ -74,11 +74,11 @@ class LiveBytes(TorchDispatchMode):
         """The peak over all phases and places."""
         return self.peak_of()
 
-    def peak_of(self, phase: str | None = None, *, place: int | None = None) -> Peak:
+    def peak_of(self, phase: str | None = None, *, device: int | None = None) -> Peak:
         """The peak within one phase (any if None) and on one place (all together if None)."""
         inside = [at for at, (_, _, of) in enumerate(self._events) if phase in (None, of)]
         changes = [
-            (number, change if place in (None, self._places[number]) else 0) for number, change, _ in self._events
+            (number, change if device in (None, self._devices[number]) else 0) for number, change, _ in self._events
         ]
         totals = list(accumulate(change for _, change in changes))
         at = max(inside, key=totals.__getitem__, default=-1)  # the first of equals
@@ -92,24 +92,24 @@ class LiveBytes(TorchDispatchMode):
         own = [change for number, change, _ in self._events if self._categories.get(number, OTHER) == category]
         return max(accumulate(own), default=0)
 
-    def name(self, category: str, tensors: Iterable[Tensor | None], *, place: int | None = None) -> None:
+    def name(self, category: str, tensors: Iterable[Tensor | None], *, device: int | None = None) -> None:
         """Assign a category, and optionally a place, to the tensors' storages; count those that were not seen yet."""
         for tensor in tensors:
             if tensor is not None:
-                number = self._seen(tensor.untyped_storage())
+                number = self._number_of(tensor.untyped_storage())
                 self._categories[number] = category
-                if place is not None:
-                    self._places[number] = place
+                if device is not None:
+                    self._devices[number] = device
 
     def begin(self, phase: str) -> None:
         """Start a phase."""
         self._phase = phase
 
     def _by_category(self, changes: Iterable[tuple[int, int]]) -> dict[str, int]:
-        found: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
         for number, change in changes:
-            found[self._categories.get(number, OTHER)] += change
-        return {category: size for category, size in found.items() if size}
+            sizes[self._categories.get(number, OTHER)] += change
+        return {category: size for category, size in sizes.items() if size}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count its new storages: outputs that neither are nor view its inputs."""
@@ -121,10 +121,10 @@ class LiveBytes(TorchDispatchMode):
             own = {storage._cdata for storage in given if storage is not None}
             for storage in unknown:
                 if storage._cdata not in own:
-                    self._seen(storage)
+                    self._number_of(storage)
         return outputs
 
-    def _seen(self, storage: torch.UntypedStorage) -> int:
+    def _number_of(self, storage: torch.UntypedStorage) -> int:
         """The number of a storage, which counts from now on."""
         # an address may be reused once its storage is freed, hence running numbers
         address = storage._cdata
@@ -132,7 +132,7 @@ class LiveBytes(TorchDispatchMode):
             return self._alive[address][0]
         number, size = self._num_storages, storage.nbytes()
         self._num_storages += 1
-        self._places[number] = self.place
+        self._devices[number] = self.device
         self._events.append((number, size, self._phase))
 
         # the callback runs when the storage is freed, which gives an exact event without polling
@@ -166,25 +166,25 @@ def allocated(device: torch.device) -> Iterator[Allocated]:
 
     On the CPU, memory that was allocated before the block and freed inside it is not seen.
     """
-    found = Allocated()
+    counted = Allocated()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         # sets the peak to what is allocated now, hence the subtraction below
         torch.cuda.reset_peak_memory_stats(device)
-        yield found
+        yield counted
         torch.cuda.synchronize(device)
-        found.kept_bytes = torch.cuda.memory_allocated(device) - before
-        found.peak_bytes = torch.cuda.max_memory_allocated(device) - before
+        counted.kept_bytes = torch.cuda.memory_allocated(device) - before
+        counted.peak_bytes = torch.cuda.max_memory_allocated(device) - before
         return
     with _quiet(), torch.autograd.profiler.profile(profile_memory=True) as profiler:
-        yield found
+        yield counted
     changes = [
         (event.start_ns(), event.nbytes()) for event in profiler.kineto_results.events() if event.name() == "[memory]"
     ]
     # by time alone: a stable sort keeps the order of events with equal stamps
     totals = list(accumulate(size for _, size in sorted(changes, key=lambda change: change[0])))
-    found.kept_bytes, found.peak_bytes = (totals[-1], max(0, *totals)) if totals else (0, 0)
+    counted.kept_bytes, counted.peak_bytes = (totals[-1], max(0, *totals)) if totals else (0, 0)
 
 
 @contextmanager

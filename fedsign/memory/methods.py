@@ -59,8 +59,8 @@ class Method:
         try:
             return list(find_blocks(model).values())
         except ConfigError as error:
-            said, *_ = str(error).split(";")
-            raise ConfigError(f"the method {self.name} was asked for, but {said}; choose other --methods.") from error
+            reason, *_ = str(error).split(";")
+            raise ConfigError(f"the method {self.name} was asked for, but {reason}; choose other --methods.") from error
 
     def _freeze(self, model: nn.Module) -> None:
         blocks = self._blocks(model)
@@ -82,21 +82,21 @@ def methods_of(names: Iterable[str], *, rank: int, dropout: float = 0.0) -> list
     Raises:
         ConfigError: a name is unknown.
     """
-    found = []
+    methods = []
     for name in names:
         lower = "e+h+2l" if name.lower() == "lisa" else name.lower()
         lisa = _LISA.fullmatch(lower)
         if lisa is not None:
-            found.append(Method(name=lower.upper(), kind="lisa", num_layers=int(lisa[1] or 0)))
+            methods.append(Method(name=lower.upper(), kind="lisa", num_layers=int(lisa[1] or 0)))
         elif lower in ("full", "lora", "galore"):
             title = lower if lower == "full" else f"{lower} r{rank}"
-            found.append(Method(name=title, kind=lower, rank=rank, dropout=dropout))
+            methods.append(Method(name=title, kind=lower, rank=rank, dropout=dropout))
         else:
             raise ConfigError(
                 f"the method '{name}' was given.{nearest(lower, ['full', 'lora', 'galore', 'lisa', 'e+h'])} "
                 "Expected full, lora, galore, lisa, E+H or E+H+nL with a number n of blocks."
             )
-    return found
+    return methods
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -132,19 +132,19 @@ class Adapted(nn.Module):
             low = functional.embedding(x, self.down.t())
         else:
             low = functional.linear(self.dropout(x), self.down)
-        found: Tensor = self.layer(x) + functional.linear(low, self.up) * self.scale
-        return found
+        outputs: Tensor = self.layer(x) + functional.linear(low, self.up) * self.scale
+        return outputs
 
 
 def adapt(model: nn.Module, *, rank: int, dropout: float) -> None:
     """Add an adapter to every linear layer and embedding; a tied head is no module and gets none."""
     model.requires_grad_(False)
-    found = list(_layers(model))
-    if not found:
+    layers = list(_layers(model))
+    if not layers:
         raise ConfigError(
             f"lora was asked for, but the {type(model).__name__} has no linear layers; choose other --methods."
         )
-    for parent, name, layer in found:
+    for parent, name, layer in layers:
         setattr(parent, name, Adapted(layer, rank=rank, dropout=dropout))
 
 

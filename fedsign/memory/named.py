@@ -73,30 +73,32 @@ def named_model(name: str) -> NamedModel:
 
 def _of_file(path: Path) -> NamedModel:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        raw_config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--model {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise ConfigError(f"--model {path} is no JSON ({error}); expected a config.json of Hugging Face's.") from error
-    family = found.get("model_type") if isinstance(found, dict) else None
+    family = raw_config.get("model_type") if isinstance(raw_config, dict) else None
     if not isinstance(family, str):
         raise ConfigError(
             f"--model {path} has no 'model_type'; expected a config.json of Hugging Face's, which names the family."
         )
-    return _of_config(path.parent.resolve().name if path.name == "config.json" else path.stem, found, name=str(path))
+    return _of_config(
+        path.parent.resolve().name if path.name == "config.json" else path.stem, raw_config, name=str(path)
+    )
 
 
-def _of_config(title: str, found: dict[str, Any], *, name: str) -> NamedModel:
+def _of_config(title: str, raw_config: dict[str, Any], *, name: str) -> NamedModel:
     """Use our `gpt` if it covers the configuration, else `transformers`."""
-    family = found["model_type"]
+    family = raw_config["model_type"]
     try:
-        if family in ("llama", "mistral") and _is_plain_llama(found):
-            settings = _of_llama(found)
+        if family in ("llama", "mistral") and _is_plain_llama(raw_config):
+            settings = _of_llama(raw_config)
         elif family == "gpt2":
-            settings = _of_gpt2(found)
+            settings = _of_gpt2(raw_config)
         else:
-            return _of_transformers(title, found, name)
-        vocabulary = int(found["vocab_size"])
+            return _of_transformers(title, raw_config, name)
+        vocabulary = int(raw_config["vocab_size"])
     except KeyError as error:
         raise ConfigError(
             f"--model {name} is of the family {family}, but has no {error}; expected a whole config.json."
@@ -109,49 +111,49 @@ def _of_config(title: str, found: dict[str, Any], *, name: str) -> NamedModel:
     )
 
 
-def _is_plain_llama(found: Mapping[str, Any]) -> bool:
+def _is_plain_llama(raw_config: Mapping[str, Any]) -> bool:
     """Whether our gpt covers it: no biases, and heads that divide the width."""
-    head_width = found.get("head_dim") or found["hidden_size"] // found["num_attention_heads"]
-    has_bias = found.get("attention_bias") or found.get("mlp_bias")
-    return not has_bias and head_width * found["num_attention_heads"] == found["hidden_size"]
+    head_width = raw_config.get("head_dim") or raw_config["hidden_size"] // raw_config["num_attention_heads"]
+    has_bias = raw_config.get("attention_bias") or raw_config.get("mlp_bias")
+    return not has_bias and head_width * raw_config["num_attention_heads"] == raw_config["hidden_size"]
 
 
-def _of_llama(found: Mapping[str, Any]) -> dict[str, Any]:
+def _of_llama(raw_config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "activation": "swiglu",
         "norm": "rms_norm",
         "positions": "rotary",
         "bias": False,
-        "depth": found["num_hidden_layers"],
-        "width": found["hidden_size"],
-        "num_heads": found["num_attention_heads"],
-        "num_kv_heads": found.get("num_key_value_heads") or found["num_attention_heads"],
-        "ffn_width": found["intermediate_size"],
-        "tied": bool(found.get("tie_word_embeddings", False)),
+        "depth": raw_config["num_hidden_layers"],
+        "width": raw_config["hidden_size"],
+        "num_heads": raw_config["num_attention_heads"],
+        "num_kv_heads": raw_config.get("num_key_value_heads") or raw_config["num_attention_heads"],
+        "ffn_width": raw_config["intermediate_size"],
+        "tied": bool(raw_config.get("tie_word_embeddings", False)),
     }
 
 
-def _of_gpt2(found: Mapping[str, Any]) -> dict[str, Any]:
+def _of_gpt2(raw_config: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "depth": found["n_layer"],
-        "width": found["n_embd"],
-        "num_heads": found["n_head"],
-        "ffn_width": found.get("n_inner") or 4 * found["n_embd"],
+        "depth": raw_config["n_layer"],
+        "width": raw_config["n_embd"],
+        "num_heads": raw_config["n_head"],
+        "ffn_width": raw_config.get("n_inner") or 4 * raw_config["n_embd"],
         "positions": "learned",
-        "num_positions": found["n_positions"],
+        "num_positions": raw_config["n_positions"],
     }
 
 
-def _of_transformers(title: str, found: dict[str, Any], name: str) -> NamedModel:
+def _of_transformers(title: str, raw_config: dict[str, Any], name: str) -> NamedModel:
     """A model of any other family that `transformers` knows."""
-    library: Any = transformers(f"--model {name} of the family {found['model_type']}")
+    library: Any = transformers(f"--model {name} of the family {raw_config['model_type']}")
     try:
-        config = library.AutoConfig.for_model(**found)
+        config = library.AutoConfig.for_model(**raw_config)
         # a KeyError for a family without a causal model, before anything is built
         library.AutoModelForCausalLM._model_mapping[type(config)]
     except (ValueError, KeyError) as error:
         raise ConfigError(
-            f"--model {name} is of the family {found['model_type']}, of which transformers {library.__version__} "
+            f"--model {name} is of the family {raw_config['model_type']}, of which transformers {library.__version__} "
             "knows no causal language model; expected one such as llama, mistral, gpt2 or qwen2."
         ) from error
 

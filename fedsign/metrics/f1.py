@@ -17,7 +17,7 @@ def f1(outputs: Tensor, targets: Tensor) -> float:
     """
     num_classes, predicted = outputs.shape[1], outputs.argmax(dim=1)
     hits = torch.bincount(targets[predicted == targets], minlength=num_classes).double()
-    seen = torch.bincount(targets, minlength=num_classes) + torch.bincount(predicted, minlength=num_classes)
+    counts = torch.bincount(targets, minlength=num_classes) + torch.bincount(predicted, minlength=num_classes)
     # targets count TP + FN, predictions TP + FP
-    present = seen > 0  # seen = 2 TP + FP + FN
-    return (2 * hits[present] / seen[present]).mean().item()
+    present = counts > 0  # counts = 2 TP + FP + FN
+    return (2 * hits[present] / counts[present]).mean().item()

@@ -20,7 +20,7 @@ from torch.nn import functional
 from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 
-_WHAT = "model.name=transformers"
+_NAME = "model.name=transformers"
 _DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -79,14 +79,14 @@ def causal_lm(
     """
     if len(input_shape) != 1:
         raise ConfigError(
-            f"{_WHAT} takes rows of tokens, but a sample has the shape {tuple(input_shape)}; use it with data of text."
+            f"{_NAME} takes rows of tokens, but a sample has the shape {tuple(input_shape)}; use it with data of text."
         )
     if bool(path) == bool(config):
         raise ConfigError(
-            f"model.path='{path}' and model.config='{config}' were given with {_WHAT}; "
+            f"model.path='{path}' and model.config='{config}' were given with {_NAME}; "
             "expected one of them: a folder with weights, or a config.json for a random start."
         )
-    library = llm.transformers(_WHAT)
+    library = llm.transformers(_NAME)
     settings = read_config(library, Path(path or config), key="path" if path else "config")
     _check_fit(settings, length=input_shape[0], vocabulary=num_outputs)
     with _sentences(path or config):
@@ -103,7 +103,7 @@ def read_config(library: Any, path: Path, *, key: str) -> Any:
     Raises:
         ConfigError: there is none, or the library does not know the model.
     """
-    given = f"model.{key}='{path}' was given with {_WHAT}"
+    given = f"model.{key}='{path}' was given with {_NAME}"
     file = path / "config.json" if path.is_dir() else path
     if not path.exists():
         raise ConfigError(f"{given}, but there is nothing; give a {'folder' if key == 'path' else 'config.json'} here.")
@@ -124,14 +124,14 @@ def untie(network: Any) -> None:
     head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
     if head is not None and head.weight is embedding.weight:
         if getattr(head, "bias", None) is not None:
-            raise ConfigError(f"{_WHAT}: the tied head of {type(network).__name__} has a bias; use an untied model.")
+            raise ConfigError(f"{_NAME}: the tied head of {type(network).__name__} has a bias; use an untied model.")
         network.set_output_embeddings(TiedHead(embedding))
     names: dict[Tensor, str] = {}  # tensors hash by identity
     # by default torch lists a shared tensor once, which would hide what is looked for
     for name, tensor in network.named_parameters(remove_duplicate=False):
         if tensor in names:
             raise ConfigError(
-                f"{_WHAT}: {type(network).__name__} has one tensor as '{names[tensor]}' and '{name}', "
+                f"{_NAME}: {type(network).__name__} has one tensor as '{names[tensor]}' and '{name}', "
                 "and only a head may be tied; use another model."
             )
         names[tensor] = name
@@ -143,12 +143,12 @@ def _network(library: Any, settings: Any, path: str, dtype: torch.dtype) -> nn.M
         made: nn.Module = auto.from_config(settings, dtype=dtype, trust_remote_code=False)
         return made
     network: nn.Module
-    network, found = auto.from_pretrained(
+    network, loading_info = auto.from_pretrained(
         path, config=settings, dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False,
         output_loading_info=True,
     )  # fmt: skip
     # from_pretrained only warns of missing weights, and initializes them at random
-    wrong = sorted(map(str, (*found["missing_keys"], *found["mismatched_keys"])))
+    wrong = sorted(map(str, (*loading_info["missing_keys"], *loading_info["mismatched_keys"])))
     if wrong:
         raise ConfigError(
             f"model.path='{path}' holds weights that do not fit its config.json: '{wrong[0]}' is missing or of another "
@@ -163,12 +163,12 @@ def _check_fit(settings: Any, *, length: int, vocabulary: int) -> None:
     # a larger model is fine: many pad their embedding beyond the tokenizer's vocabulary
     if own is not None and vocabulary > own:
         raise ConfigError(
-            f"the tokenizer has {vocabulary} tokens, but {_WHAT} was given a model of {own}; "
+            f"the tokenizer has {vocabulary} tokens, but {_NAME} was given a model of {own}; "
             "use the tokenizer that comes with the model, or set vocab_size in a config.json of your own."
         )
     if longest is not None and length > longest:
         raise ConfigError(
-            f"samples of {length} tokens were given to {_WHAT}, "
+            f"samples of {length} tokens were given to {_NAME}, "
             f"whose config.json allows max_position_embeddings={longest}; cut shorter samples."
         )
 
@@ -188,8 +188,8 @@ def _sentences(path: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         # one line: these messages span many, some with the whole config
-        said = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"{_WHAT} cannot use '{path}': {type(error).__name__}: {said}; "
+            f"{_NAME} cannot use '{path}': {type(error).__name__}: {message}; "
             "give a folder that this version of transformers loads."
         ) from error

@@ -38,14 +38,14 @@ def classifier_of(model: nn.Module) -> nn.Linear:
     if isinstance(named, nn.Linear):
         return named
     # order of registration, which need not be that of the forward pass; latest() detects an unused one
-    found = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not found:
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers:
         raise ConfigError(
             f"the model ({type(model).__name__}) has no nn.Linear, but expected a linear classifier whose input is "
             "the "
             "representation; end the model with an nn.Linear, or use a strategy that needs none."
         )
-    return found[-1]
+    return layers[-1]
 
 
 @contextmanager
@@ -55,20 +55,20 @@ def recorded_features(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
     Raises:
         ConfigError: the model has no nn.Linear, or the forward pass did not use it.
     """
-    seen: list[Tensor] = []
+    captured: list[Tensor] = []
     classifier = classifier_of(model)
 
     def latest() -> Tensor:
-        if not seen:
+        if not captured:
             raise ConfigError(
                 f"the model ({type(model).__name__}) made no use of its last nn.Linear, whose input is the "
                 "representation; name the classifier as the attribute `classifier`."
             )
-        return seen[-1].flatten(1)
+        return captured[-1].flatten(1)
 
     def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         # the latest only: an older one would keep its graph alive
-        seen[:] = inputs[:1]
+        captured[:] = inputs[:1]
 
     handle = classifier.register_forward_pre_hook(record)
     try:

@@ -185,17 +185,17 @@ class GPT(nn.Module):
             ConfigError: a row has more tokens than there are learned positions.
         """
         x, rotation = self.embedding(tokens), None
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
         if self.positions is None:
-            rotation = rotations(places, self.head_width, self.rotary_base)
-        elif len(places) > self.num_positions:
+            rotation = rotations(positions, self.head_width, self.rotary_base)
+        elif len(positions) > self.num_positions:
             raise ConfigError(
-                f"a sample of {len(places)} tokens was given to model.name=gpt with {self.num_positions} learned "
+                f"a sample of {len(positions)} tokens was given to model.name=gpt with {self.num_positions} learned "
                 "positions; give shorter samples, raise model.num_positions, or use model.positions=rotary, "
                 "which has no end."
             )
         else:
-            x = x + self.positions(places)
+            x = x + self.positions(positions)
         x = self.dropout(x)
         keeps_little = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         for block in self.blocks:
@@ -251,11 +251,11 @@ def dropout_of(rate: float) -> nn.Module:
     return nn.Dropout(rate) if rate else nn.Identity()
 
 
-def rotations(places: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
+def rotations(positions: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines [T, head_width] of position x base^(-2i / head_width), in float32 as in `transformers`."""
-    exponents = torch.arange(0, head_width, 2, device=places.device).float() / head_width
+    exponents = torch.arange(0, head_width, 2, device=positions.device).float() / head_width
     # bf16 represents integers exactly only up to 256; later positions would share their angles
-    angles = places.float()[:, None] * (1.0 / base**exponents)
+    angles = positions.float()[:, None] * (1.0 / base**exponents)
     angles = torch.cat([angles, angles], dim=1)  # coordinates i and i + half share an angle
     return angles.cos(), angles.sin()
 
@@ -280,13 +280,13 @@ def ffn_width_of(width: int, activation: Activation) -> int:
 
 
 def _check_heads(width: int, num_heads: int, num_kv_heads: int, positions: Positions) -> None:
-    said = f"model.width={width}, model.num_heads={num_heads}, model.num_kv_heads={num_kv_heads}"
+    settings = f"model.width={width}, model.num_heads={num_heads}, model.num_kv_heads={num_kv_heads}"
     if width % num_heads or num_heads % num_kv_heads:
         raise ConfigError(
-            f"{said} were given; expected a width that is a multiple of num_heads, which is one of num_kv_heads."
+            f"{settings} were given; expected a width that is a multiple of num_heads, which is one of num_kv_heads."
         )
     if positions == "rotary" and width // num_heads % 2:
         raise ConfigError(
-            f"{said} were given with model.positions=rotary, which turns pairs of a head's {width // num_heads} "
+            f"{settings} were given with model.positions=rotary, which turns pairs of a head's {width // num_heads} "
             "coordinates; make width / num_heads even."
         )

@@ -16,7 +16,7 @@ from fedsign.errors import ConfigError
 from fedsign.models.causal_lm import CausalLM
 from fedsign.models.gpt import GPT
 
-_WHAT = "an export for `transformers`"
+_NAME = "an export for `transformers`"
 _NAMES = {  # family -> our name -> name in transformers
     "llama": {
         "embedding": "model.embed_tokens",
@@ -66,7 +66,7 @@ def network_of(model: nn.Module, *, end_id: int) -> Any:
             return _of_gpt(model, end_id)
         case _:
             raise ConfigError(
-                f"{_WHAT} was asked of a {type(model).__name__}; "
+                f"{_NAME} was asked of a {type(model).__name__}; "
                 "expected a language model, of model.name=gpt or transformers."
             )
 
@@ -85,7 +85,7 @@ def kind_of(model: GPT) -> str:
             return "gpt2"
         case positions, norm, activation:
             raise ConfigError(
-                f"{_WHAT} knows no decoder with model.positions={positions}, model.norm={norm}, "
+                f"{_NAME} knows no decoder with model.positions={positions}, model.norm={norm}, "
                 f"model.activation={activation} and model.num_kv_heads={attention.num_kv_heads}; expected rotary, "
                 "rms_norm and swiglu (LLaMA), or learned, layer_norm, gelu and all heads (GPT-2)."
             )
@@ -93,7 +93,7 @@ def kind_of(model: GPT) -> str:
 
 def _of_gpt(model: GPT, end_id: int) -> Any:
     kind = kind_of(model)
-    library = llm.transformers(_WHAT)
+    library = llm.transformers(_NAME)
     config = _config(library, model, kind, end_id)
     network = library.AutoModelForCausalLM.from_config(config, dtype=model.embedding.weight.dtype)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in network.state_dict().items() if name.endswith(".bias")}
@@ -151,7 +151,7 @@ def _renamed(model: GPT, kind: str) -> Iterator[tuple[str, Tensor]]:
     """The model's tensors under their names in `transformers`."""
     tensors, names = model.state_dict(), _NAMES[kind]
     for name, tensor in tensors.items():
-        its = ".".join(names.get(part, part) for part in name.split("."))
+        renamed = ".".join(names.get(part, part) for part in name.split("."))
         if kind == "gpt2" and name.startswith("blocks."):
             if ".key." in name or ".value." in name:
                 # part of c_attn, which the query yields
@@ -159,6 +159,6 @@ def _renamed(model: GPT, kind: str) -> Iterator[tuple[str, Tensor]]:
             if ".query." in name:
                 # GPT-2 splits c_attn's output in this order
                 tensor = torch.cat([tensors[name.replace("query", part)] for part in ("query", "key", "value")])
-            yield its, tensor.T if tensor.dim() == 2 else tensor  # Conv1D stores [in, out]
+            yield renamed, tensor.T if tensor.dim() == 2 else tensor  # Conv1D stores [in, out]
         else:
-            yield its, tensor
+            yield renamed, tensor

@@ -74,30 +74,30 @@ def attach(model: nn.Module, *, mode: Mode, amplitude: float, period: float) -> 
     """
     if amplitude == 0:
         return
-    places = _places(model)
-    if not places:
+    modules = _encoded_modules(model)
+    if not modules:
         raise ConfigError(
             f"the model ({type(model).__name__}) has no convolution and no hidden linear layer, "
             "so there is nothing that "
             "position-aware neurons could mark; choose a model with hidden layers, or amplitude=0."
         )
-    for module, dim in places:
+    for module, dim in modules:
         module.register_forward_hook(PositionEncoding(mode=mode, amplitude=amplitude, period=period, dim=dim))
 
 
-def _places(model: nn.Module) -> list[tuple[nn.Module, int]]:
+def _encoded_modules(model: nn.Module) -> list[tuple[nn.Module, int]]:
     """The modules to encode, with the dimension of their channels."""
     classifier = classifier_of(model)
     # in order of registration, the only order that is known without a forward pass; _check_order guards it
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
-    places: list[tuple[nn.Module, int]] = []
+    modules: list[tuple[nn.Module, int]] = []
     for module, following in pairwise([*leaves, None]):
         if module is classifier or not isinstance(module, nn.Conv2d | nn.Linear):
             continue
         marked = following if following is not None and _normalizes(module, following) else module
-        places.append((marked, -3 if isinstance(module, nn.Conv2d) else -1))
-    _check_order(model, {module for module, _ in places})
-    return places
+        modules.append((marked, -3 if isinstance(module, nn.Conv2d) else -1))
+    _check_order(model, {module for module, _ in modules})
+    return modules
 
 
 def _normalizes(layer: nn.Module, following: nn.Module) -> bool:

@@ -74,8 +74,8 @@ def attach(model: nn.Module, transform: Transform) -> None:
 
 def transforms_of(model: nn.Module) -> tuple[Transform, ...]:
     """A model's transforms, in the order in which they were attached."""
-    found: tuple[Transform, ...] = vars(model).get(_ATTRIBUTE, ())
-    return found
+    transforms: tuple[Transform, ...] = vars(model).get(_ATTRIBUTE, ())
+    return transforms
 
 
 def packing_of(model: nn.Module) -> Packing:

@@ -41,10 +41,10 @@ def load_weights(model: nn.Module, path: Path, *, may_differ: tuple[str, ...] = 
     fitting = {name: tensor for name, tensor in given.items() if name in own and tensor.shape == own[name].shape}
     wrong = [name for name in sorted({*given, *own} - {*fitting}) if not (may_differ and name.startswith(may_differ))]
     if wrong:
-        said = [f"'{name}' is {_difference(given.get(name), own.get(name))}" for name in wrong[:_NAMED]]
+        differences = [f"'{name}' is {_difference(given.get(name), own.get(name))}" for name in wrong[:_NAMED]]
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise ConfigError(
-            f"{key}='{path}' does not fit the model: {', '.join(said)}{more}; give a file of this architecture."
+            f"{key}='{path}' does not fit the model: {', '.join(differences)}{more}; give a file of this architecture."
         )
     # complete, because load_state_dict is strict; a tensor that may differ keeps its own value
     model.load_state_dict(own | fitting)
@@ -76,7 +76,7 @@ def read_tensors(path: Path, *, key: str = "model.weights") -> dict[str, Tensor]
         ConfigError: the file is missing or holds something else.
     """
     try:
-        found: Any = (
+        content: Any = (
             load_tensors(path)
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True)
@@ -90,9 +90,9 @@ def read_tensors(path: Path, *, key: str = "model.weights") -> dict[str, Tensor]
             f"{key}='{path}' cannot be read; expected a .safetensors file or a state_dict of torch.save, "
             "with tensors and plain values alone."
         ) from error
-    if isinstance(found, Mapping):
-        held = (found.get(name) for name in _CONTAINERS)
-        found = next((each for each in held if isinstance(each, Mapping)), found)
-    if not (isinstance(found, Mapping) and all(isinstance(tensor, Tensor) for tensor in found.values())):
+    if isinstance(content, Mapping):
+        held = (content.get(name) for name in _CONTAINERS)
+        content = next((each for each in held if isinstance(each, Mapping)), content)
+    if not (isinstance(content, Mapping) and all(isinstance(tensor, Tensor) for tensor in content.values())):
         raise ConfigError(f"{key}='{path}' holds no state_dict; save model.state_dict() alone.")
-    return dict(found)
+    return dict(content)

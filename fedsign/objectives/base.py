@@ -144,10 +144,10 @@ def gradient_fault(objective: Objective, names: Sequence[str]) -> str:
         None if penalty is None else grad(penalty, [*tracked.values()], allow_unused=True, materialize_grads=True)
     )
     for _ in range(2):  # the trainer writes into the result, so a second call must not return a cached tensor
-        found = objective.penalty_gradient(theta, context) or {}
-        for place, name in enumerate(names):
-            wanted = torch.zeros_like(theta[name]) if expected is None else expected[place]
-            pull = found.get(name, torch.zeros_like(wanted))
+        actual = objective.penalty_gradient(theta, context) or {}
+        for index, name in enumerate(names):
+            wanted = torch.zeros_like(theta[name]) if expected is None else expected[index]
+            pull = actual.get(name, torch.zeros_like(wanted))
             if not torch.allclose(pull, wanted, rtol=1e-3, atol=1e-6):
                 worst = (pull - wanted).abs().argmax()
                 return (

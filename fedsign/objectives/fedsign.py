@@ -63,13 +63,13 @@ class FedSignObjective(Objective):
         """-gamma sign(theta_t) sigma(theta) (1 - sigma(theta)), scaled by `reduction`."""
         if self.gamma == 0:
             return None
-        found = {}
+        gradients = {}
         for name, theta in parameters.items():
             push = context.received[name].sign().mul_(-self.gamma * self._share(name, context))
             sigma = theta.sigmoid()
             # sigmoid_backward is push sigma (1 - sigma) in one kernel; writing into sigma saves a third tensor
-            found[name] = torch.ops.aten.sigmoid_backward.grad_input(push, sigma, grad_input=sigma)
-        return found
+            gradients[name] = torch.ops.aten.sigmoid_backward.grad_input(push, sigma, grad_input=sigma)
+        return gradients
 
     def _share(self, name: str, context: LocalContext) -> float:
         """The factor of one element of this tensor in the reduction."""

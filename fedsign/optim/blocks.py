@@ -19,7 +19,7 @@ from torch import nn
 
 from fedsign.errors import ConfigError
 
-Found = dict[str, nn.Module]  # by name, in the order of the model
+Blocks = dict[str, nn.Module]  # by name, in the order of the model
 
 _MOST = 0.9  # share of the parameters of all lists that makes one the model's list of blocks
 _HINT = (
@@ -28,7 +28,7 @@ _HINT = (
 )
 
 
-def find_blocks(model: nn.Module, path: str = "") -> Found:
+def find_blocks(model: nn.Module, path: str = "") -> Blocks:
     """The model's blocks, by [Note: blocks] or by `path`: a list of modules, or modules separated by commas.
 
     In a pattern `*` matches within one component of a name.
@@ -47,15 +47,15 @@ def find_blocks(model: nn.Module, path: str = "") -> Found:
     if not lists:
         raise ConfigError(f"no list of blocks was found in a {type(model).__name__}; {_HINT}.")
     # by parameters, not by length: a head of several small layers must not compete with the blocks
-    sizes = [sum(map(_size, found.values())) for found in lists]
+    sizes = [sum(map(_size, blocks.values())) for blocks in lists]
     largest = max(range(len(lists)), key=sizes.__getitem__)
     if sizes[largest] < _MOST * sum(sizes):
-        several = ", ".join(f"{_place(found)} ({len(found)} blocks)" for found in lists)
+        several = ", ".join(f"{_place(blocks)} ({len(blocks)} blocks)" for blocks in lists)
         raise ConfigError(f"several lists of blocks were found in a {type(model).__name__}: {several}; {_HINT}.")
     return lists[largest]
 
 
-def _lists(module: nn.Module, name: str) -> Iterator[Found]:
+def _lists(module: nn.Module, name: str) -> Iterator[Blocks]:
     """The outermost lists of blocks at or below a module."""
     children = _with_parameters(module, name)
     composed = {name: child for name, child in children.items() if next(child.children(), None) is not None}
@@ -71,7 +71,7 @@ def _lists(module: nn.Module, name: str) -> Iterator[Found]:
             yield from _lists(child, name_below)
 
 
-def _is_repeated(module: nn.Module, children: Found, composed: Found) -> bool:
+def _is_repeated(module: nn.Module, children: Blocks, composed: Blocks) -> bool:
     """Whether a list holds repeated blocks.  A Sequential may also hold a stem and a head without submodules."""
     if isinstance(module, nn.ModuleList):
         return len(composed) > 1 and len(composed) == len(children)
@@ -79,30 +79,30 @@ def _is_repeated(module: nn.Module, children: Found, composed: Found) -> bool:
     return len(composed) > 1 and len({type(child) for child in composed.values()}) == 1
 
 
-def _named(model: nn.Module, path: str) -> Found:
+def _named(model: nn.Module, path: str) -> Blocks:
     modules = dict(model.named_modules())
     patterns = [part.strip() for part in path.split(",")]
     if len(patterns) == 1 and _is_list(modules.get(patterns[0])):
         return _with_parameters(modules[patterns[0]], patterns[0])
-    found = {
+    blocks = {
         name: module
         for name, module in modules.items()
         # the root has an empty name, which `*` would match
         if name and _size(module) and any(_matches(name, pattern) for pattern in patterns)
     }
-    missing = [pattern for pattern in patterns if not any(_matches(name, pattern) for name in found)]
+    missing = [pattern for pattern in patterns if not any(_matches(name, pattern) for name in blocks)]
     if missing:
         raise ConfigError(
             f"blocks='{path}' was given, but the {type(model).__name__} has no modules with parameters at "
             f"'{missing[0]}'; {_HINT}."
         )
-    inside = [(outer, inner) for outer in found for inner in found if inner.startswith(outer + ".")]
+    inside = [(outer, inner) for outer in blocks for inner in blocks if inner.startswith(outer + ".")]
     if inside:
         raise ConfigError(
             f"blocks='{path}' was given, but '{inside[0][1]}' is a part of '{inside[0][0]}', "
             "and blocks lie beside each other; leave one of the two out."
         )
-    return found
+    return blocks
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -110,7 +110,7 @@ def _matches(name: str, pattern: str) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
-def _with_parameters(module: nn.Module, name: str) -> Found:
+def _with_parameters(module: nn.Module, name: str) -> Blocks:
     prefix = f"{name}." if name else ""
     return {prefix + below: child for below, child in module.named_children() if _size(child)}
 
@@ -123,7 +123,7 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _place(found: Found) -> str:
+def _place(blocks: Blocks) -> str:
     """A readable name for a list: its own name, or those of its members."""
-    first = next(iter(found))
-    return first.rpartition(".")[0] if re.search(r"(^|\.)\d+$", first) else ",".join(found)
+    first = next(iter(blocks))
+    return first.rpartition(".")[0] if re.search(r"(^|\.)\d+$", first) else ",".join(blocks)

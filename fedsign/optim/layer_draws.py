@@ -69,16 +69,16 @@ class LayerSampler:
         array([1.  , 0.25, 0.75])
         """
         weights = np.array(self.weights or [1.0] * self.num_blocks)
-        found = np.zeros(self.num_blocks)
+        probabilities = np.zeros(self.num_blocks)
         free = np.ones(self.num_blocks, dtype=bool)
         # capping a block at 1 raises c for the others, which may then need capping too
         while (num := self.num_sampled - int((~free).sum())) > 0:
-            found[free] = num * weights[free] / weights[free].sum()
-            above = free & (found >= _CERTAIN)
+            probabilities[free] = num * weights[free] / weights[free].sum()
+            above = free & (probabilities >= _CERTAIN)
             if not above.any():
                 break
-            found[above], free[above] = 1.0, False
+            probabilities[above], free[above] = 1.0, False
         else:
             # the certain blocks took all places
-            found[free] = 0.0
-        return found
+            probabilities[free] = 0.0
+        return probabilities

@@ -67,9 +67,9 @@ class LISA(torch.optim.AdamW):
             raise ConfigError(f"moments={moments!r} was given; expected {', '.join(get_args(Moments))}.")
         if period < 1:
             raise ConfigError(f"period={period} was given; expected a number of steps of at least 1.")
-        found = find_blocks(model, blocks)
-        self.sampler = LayerSampler(num_blocks=len(found), num_sampled=num_sampled_layers, weights=weights)
-        self.blocks = found
+        block_modules = find_blocks(model, blocks)
+        self.sampler = LayerSampler(num_blocks=len(block_modules), num_sampled=num_sampled_layers, weights=weights)
+        self.blocks = block_modules
         self.before_training: Callable[[frozenset[str]], None] | None = None
         self._period, self._redraws, self._moments = period, redraw, moments
         # a dict, whose order is the model's: torch's state_dict refers to parameters by position
@@ -78,8 +78,8 @@ class LISA(torch.optim.AdamW):
             # what the user froze stays frozen: `end` unfreezes only the parameters in here
             if parameter.requires_grad:
                 self._names.setdefault(parameter, []).append(name)
-        self._of_block = [[p for p in module.parameters() if p in self._names] for module in found.values()]
-        self._always = _outside(model, found.values()) & self._names.keys()
+        self._of_block = [[p for p in module.parameters() if p in self._names] for module in block_modules.values()]
+        self._always = _outside(model, block_modules.values()) & self._names.keys()
         self._draw: Draw | None = None
         self.drawn: tuple[int, ...] = ()  # blocks in training
         self._active: set[nn.Parameter] = set(self._names)
@@ -139,11 +139,11 @@ class LISA(torch.optim.AdamW):
             # lent to torch for the call, which collects only what is in `state`
             self.state[parameter] = moments
         try:
-            found = super().state_dict()
+            state = super().state_dict()
         finally:
             for parameter in self._waiting:
                 del self.state[parameter]
-        return {**found, "lisa": {"step": self._step, "index": self._index, "drawn": list(self.drawn)}}
+        return {**state, "lisa": {"step": self._step, "index": self._index, "drawn": list(self.drawn)}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the state of a LISA with the same settings and draws.
@@ -153,14 +153,14 @@ class LISA(torch.optim.AdamW):
         Raises:
             ConfigError: the state belongs to another optimizer.
         """
-        place = state_dict.get("lisa")
-        if place is None:
+        saved = state_dict.get("lisa")
+        if saved is None:
             raise ConfigError("a state without 'lisa' was given; expected what state_dict() of LISA gave.")
         self._waiting.clear()
         super().load_state_dict(state_dict)
-        self._step, self._index = place["step"], place["index"]
+        self._step, self._index = saved["step"], saved["index"]
         # `reset` would discard the moments that were just loaded
-        self._take(place["drawn"], forget=False)
+        self._take(saved["drawn"], forget=False)
 
     @property
     def _is_due(self) -> bool:

@@ -32,7 +32,7 @@ from fedsign.torchvision_shim import torchvision
 from fedsign.traits import declares
 
 ALL_LINEAR = "all_linear"
-_WHAT = "client.optimizer.name=lora"
+_NAME = "client.optimizer.name=lora"
 
 
 def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
         ConfigError: `peft` is missing, a target does not exist, or a target has hooks.
     """
     torchvision()  # installs the shim: `peft` imports torchvision, which fails beside a torch without CUDA
-    peft = require("peft", extra="llm", what=_WHAT)
+    peft = require("peft", extra="llm", feature=_NAME)
     ends = _ends(model)
     names = _targets(model, settings["targets"], ends)
     whole = list(ends.values()) if settings["head"] else []
@@ -119,18 +119,18 @@ def lora(
 def _ends(model: nn.Module) -> dict[str, nn.Module]:
     """Embedding and head of a language model, or the classifier of other models, by name."""
     ends = getattr(model, "ends", None)
-    found = [classifier_of(model)] if ends is None else list(ends)
-    return {name: module for name, module in model.named_modules() if any(module is end for end in found)}
+    layers = [classifier_of(model)] if ends is None else list(ends)
+    return {name: module for name, module in model.named_modules() if any(module is end for end in layers)}
 
 
 def _targets(model: nn.Module, given: str | Iterable[str], ends: Mapping[str, nn.Module]) -> list[str]:
     wanted = [given] if isinstance(given, str) else list(given)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) or _is_transposed(module)]
-    found = [name for name in linear if any(_is_at(name, target) for target in wanted)]
+    targets = [name for name in linear if any(_is_at(name, target) for target in wanted)]
     if ALL_LINEAR in wanted:
-        found = [name for name in linear if name in found or name not in ends]
+        targets = [name for name in linear if name in targets or name not in ends]
     lost = [each for each in wanted if each != ALL_LINEAR and not any(_is_at(name, each) for name in linear)]
-    if lost or not found:
+    if lost or not targets:
         missing = next(iter(lost or wanted), "")
         last = sorted({name.rpartition(".")[2] for name in linear})
         raise ConfigError(
@@ -138,13 +138,13 @@ def _targets(model: nn.Module, given: str | Iterable[str], ends: Mapping[str, nn
             f"'{missing}'.{nearest(missing, last)} Expected {ALL_LINEAR} or names that end in some of "
             f"{', '.join(last)}."
         )
-    hooked = [name for name in found if model.get_submodule(name)._forward_hooks]
+    hooked = [name for name in targets if model.get_submodule(name)._forward_hooks]
     if hooked:
         raise ConfigError(
-            f"{_WHAT} was given, but the layer '{hooked[0]}' is changed by the strategy already, "
+            f"{_NAME} was given, but the layer '{hooked[0]}' is changed by the strategy already, "
             "and an adapter would lie beside it; use another strategy or another optimizer."
         )
-    return found
+    return targets
 
 
 def _is_at(name: str, target: str) -> bool:

@@ -52,8 +52,8 @@ class Parameterized(Transform):
         for name, mask in self.masks.items():
             parameter = model.get_parameter(name)
             # not become(): the same weights are present, so cached indices stay valid
-            mask.is_there = mask.is_there.to(parameter.device)
-            parameter.mul_(mask.is_there)
+            mask.is_present = mask.is_present.to(parameter.device)
+            parameter.mul_(mask.is_present)
 
     def prepare_training(self, model: nn.Module) -> None:
         """Let sparse layers skip absent weights where that is faster."""
@@ -152,11 +152,11 @@ def parameterize_as(config: ExperimentConfig, model: nn.Module) -> None:
 
 
 def _built(part: ParameterizationPart | SparsityPart, kind: type[PartT]) -> PartT | None:
-    made = part.build()
-    if made is None or isinstance(made, kind):
-        return made
+    built = part.build()
+    if built is None or isinstance(built, kind):
+        return built
     raise ConfigError(
-        f"{part.kind}.name={part.name} gives a {type(made).__name__}; expected a {kind.__name__} of {kind.__module__}."
+        f"{part.kind}.name={part.name} gives a {type(built).__name__}; expected a {kind.__name__} of {kind.__module__}."
     )
 
 

@@ -32,48 +32,48 @@ from fedsign.seeding import Purpose, named_generator, named_words
 
 
 class Mask:
-    """The mask of one tensor; `is_there` has the tensor's shape."""
+    """The mask of one tensor; `is_present` has the tensor's shape."""
 
-    def __init__(self, is_there: Tensor) -> None:
-        self.is_there = is_there
+    def __init__(self, is_present: Tensor) -> None:
+        self.is_present = is_present
         self.dense_gradient: Tensor | None = None  # gradient of all weights, if kept
         self.keeps_gradient = False
 
     @cached_property
     def num(self) -> int:
         """The number of present weights."""
-        return int(self.is_there.sum())
+        return int(self.is_present.sum())
 
     @cached_property
-    def places(self) -> Tensor:
+    def indices(self) -> Tensor:
         """Sorted flat indices of the present weights, [num]; int32 if that suffices."""
-        places = self.is_there.flatten().nonzero().squeeze(1)
-        return places.int() if self.is_there.numel() <= torch.iinfo(torch.int32).max else places
+        indices = self.is_present.flatten().nonzero().squeeze(1)
+        return indices.int() if self.is_present.numel() <= torch.iinfo(torch.int32).max else indices
 
     @cached_property
     def columns(self) -> "Columns":
         """Indices of a matrix and its transpose in compressed-row (CSR) form; 12 bytes per weight."""
-        rows, columns = self.is_there.nonzero(as_tuple=True)
+        rows, columns = self.is_present.nonzero(as_tuple=True)
         turned = columns.argsort(stable=True)
         return Columns(
-            shape=tuple(self.is_there.shape),
-            places=self.places,
-            starts=_starts(rows, self.is_there.shape[0]),
+            shape=tuple(self.is_present.shape),
+            indices=self.indices,
+            starts=_starts(rows, self.is_present.shape[0]),
             columns=columns.int(),
             turned=turned.int(),
-            turned_starts=_starts(columns[turned], self.is_there.shape[1]),
+            turned_starts=_starts(columns[turned], self.is_present.shape[1]),
             turned_columns=rows[turned].int(),
         )
 
     def part(self, start: int, stop: int, device: torch.device) -> "Mask":
         """The mask of a slice of the flattened tensor."""
         # a view would keep the whole mask alive
-        return Mask(self.is_there.reshape(-1)[start:stop].to(device, copy=True))
+        return Mask(self.is_present.reshape(-1)[start:stop].to(device, copy=True))
 
-    def become(self, is_there: Tensor) -> None:
+    def become(self, is_present: Tensor) -> None:
         """Change the mask and drop the cached indices."""
-        self.is_there = is_there
-        for name in ("num", "places", "columns"):
+        self.is_present = is_present
+        for name in ("num", "indices", "columns"):
             # where cached_property stores its value
             vars(self).pop(name, None)
 
@@ -88,7 +88,7 @@ class Mask:
             # a new sum: the first one is autograd's own tensor
             self.dense_gradient = gradient.detach() if before is None else before + gradient.detach()
         # out of place: autograd forbids hooks to change their argument
-        return gradient * self.is_there
+        return gradient * self.is_present
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ class Columns:
     """CSR indices of a matrix [out, in] and of its transpose ("turned")."""
 
     shape: tuple[int, ...]
-    places: Tensor  # [num], flat indices
+    indices: Tensor  # [num], flat indices
     starts: Tensor  # [out + 1]
     columns: Tensor  # [num]
     turned: Tensor  # [num], permutation into the transpose's order
@@ -132,11 +132,11 @@ def mask_of(seed: int, name: str, shape: tuple[int, ...], density: float, *, dra
     (1030, 1024)
     """
     if draw == "bernoulli":
-        is_there = named_generator(seed, Purpose.MASKS, name).random(shape, dtype=np.float32) < density
+        is_present = named_generator(seed, Purpose.MASKS, name).random(shape, dtype=np.float32) < density
     else:
         drawn = named_words(seed, Purpose.MASKS, name, num=prod(shape))
-        is_there = _smallest(drawn, round(density * drawn.size)).reshape(shape)
-    return Mask(torch.from_numpy(is_there))
+        is_present = _smallest(drawn, round(density * drawn.size)).reshape(shape)
+    return Mask(torch.from_numpy(is_present))
 
 
 def _smallest(drawn: NDArray[np.uint32], num: int) -> NDArray[np.bool_]:
@@ -149,9 +149,9 @@ def _smallest(drawn: NDArray[np.uint32], num: int) -> NDArray[np.bool_]:
         return np.zeros(drawn.shape, dtype=np.bool_)
     # linear in N, unlike a sort
     limit = np.partition(drawn, num - 1)[num - 1]
-    found: NDArray[np.bool_] = drawn < limit
-    found[np.flatnonzero(drawn == limit)[: num - np.count_nonzero(found)]] = True
-    return found
+    mask: NDArray[np.bool_] = drawn < limit
+    mask[np.flatnonzero(drawn == limit)[: num - np.count_nonzero(mask)]] = True
+    return mask
 
 
 def hold(model: nn.Module, masks: Mapping[str, Mask]) -> None:
@@ -159,22 +159,22 @@ def hold(model: nn.Module, masks: Mapping[str, Mask]) -> None:
     for name, mask in masks.items():
         parameter = model.get_parameter(name)
         with torch.no_grad():
-            parameter.mul_(mask.is_there)
+            parameter.mul_(mask.is_present)
         # runs before the gradient is accumulated, so clipping and every optimizer see the masked one
         parameter.register_hook(mask)
 
 
 def gathered(tensor: Tensor, mask: Mask) -> Tensor:
     """Copy the present weights into a row [num], or [K, num] for a cohort [K, ...]."""
-    stacked = tensor.shape[: tensor.dim() - mask.is_there.dim()]
+    stacked = tensor.shape[: tensor.dim() - mask.is_present.dim()]
     # cached on the mask's device, which need not be the tensor's
-    return tensor.reshape(*stacked, -1).index_select(-1, mask.places.to(tensor.device))
+    return tensor.reshape(*stacked, -1).index_select(-1, mask.indices.to(tensor.device))
 
 
 def put_back(whole: Tensor, row: Tensor, mask: Mask) -> None:
     """Write a row [num] back to its positions in a tensor, in place; the rest does not change."""
     if whole.is_contiguous():
-        whole.view(-1)[mask.places.to(whole.device)] = row
+        whole.view(-1)[mask.indices.to(whole.device)] = row
     else:
         # goes by logical position, where a channels-last tensor has no flat view
-        whole.masked_scatter_(mask.is_there.to(whole.device), row)
+        whole.masked_scatter_(mask.is_present.to(whole.device), row)

@@ -135,10 +135,10 @@ def packed_adamw(
 
 
 def _masked(groups: Iterable[Any]) -> list[dict[str, Any]]:
-    found = list(groups)
-    if not all(isinstance(group, dict) and "masks" in group for group in found):
+    masked = list(groups)
+    if not all(isinstance(group, dict) and "masks" in group for group in masked):
         raise ConfigError(
             "a packed optimizer was given with parameterization.name=none, which has no density; "
             "name a parameterization (sp is the usual one), or use sgd or adamw."
         )
-    return found
+    return masked

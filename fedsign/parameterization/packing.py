@@ -26,7 +26,7 @@ class RowPacking(Packing):
 
     def __init__(self, masks: Mapping[str, Mask]) -> None:
         self._masks = masks
-        self.masks = {name: mask.is_there for name, mask in masks.items()}
+        self.masks = {name: mask.is_present for name, mask in masks.items()}
 
     def shape(self, name: str, whole: torch.Size) -> torch.Size:
         """The sent shape: [num] for a sparse tensor."""
@@ -49,7 +49,7 @@ class RowPacking(Packing):
     def _row(self, name: str, tensor: Tensor) -> Tensor:
         mask = self._masks.get(name)
         # the last dimensions, so that the stack [K, ...] of a cohort fits, too
-        if mask is None or tensor.shape[-mask.is_there.dim() :] != mask.is_there.shape:
+        if mask is None or tensor.shape[-mask.is_present.dim() :] != mask.is_present.shape:
             return tensor
         return gathered(tensor, mask)
 
@@ -64,7 +64,7 @@ class _Whole(Mapping[str, Tensor]):
         tensor, mask = self._tensors[name], self._masks.get(name)
         if mask is None or tensor.shape != (mask.num,):
             return tensor
-        whole = tensor.new_zeros(mask.is_there.shape)
+        whole = tensor.new_zeros(mask.is_present.shape)
         put_back(whole, tensor, mask)
         return whole
 

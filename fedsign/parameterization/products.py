@@ -65,7 +65,7 @@ def multiply_sparsely(model: nn.Module, masks: Mapping[str, Mask], products: Pro
 
 def pays(mask: Mask, num_rows: int) -> bool:
     """The rule of `auto`; see [Note: when compressed rows pay]."""
-    entries = mask.is_there.numel()
+    entries = mask.is_present.numel()
     return num_rows * entries >= LEAST_PRODUCTS and mask.num <= MOST_DENSITY * entries
 
 
@@ -125,13 +125,13 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_x = (columns.turned_rows(_values(weight, columns)) @ turned).t().contiguous()
         if ctx.needs_input_grad[1]:
-            at = columns.rows(torch.zeros(len(columns.places), dtype=weight.dtype))
+            at = columns.rows(torch.zeros(len(columns.indices), dtype=weight.dtype))
             # both factors are contiguous along B, over which each inner product runs
-            found = torch.sparse.sampled_addmm(at, turned, x.t().contiguous().t(), beta=0.0)
+            product = torch.sparse.sampled_addmm(at, turned, x.t().contiguous().t(), beta=0.0)
             of_weight = torch.zeros_like(weight)
-            of_weight.view(-1)[columns.places] = found.values()
+            of_weight.view(-1)[columns.indices] = product.values()
         return of_x, of_weight, None
 
 
 def _values(weight: Tensor, columns: Columns) -> Tensor:
-    return weight.reshape(-1).index_select(0, columns.places)
+    return weight.reshape(-1).index_select(0, columns.indices)

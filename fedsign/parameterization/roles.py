@@ -81,14 +81,14 @@ def roles_of_model(model: nn.Module) -> ModelRoles:
     Raises:
         ConfigError: the roles cannot be determined.
     """
-    said = getattr(model, "model_roles", None)
-    if said is None:
+    declared = getattr(model, "model_roles", None)
+    if declared is None:
         return _known(model)
     try:
-        return said if isinstance(said, ModelRoles) else ModelRoles(**said)
+        return declared if isinstance(declared, ModelRoles) else ModelRoles(**declared)
     except TypeError as error:
         raise ConfigError(
-            f"the model ({type(model).__name__}) has model_roles of type {type(said).__name__}; "
+            f"the model ({type(model).__name__}) has model_roles of type {type(declared).__name__}; "
             "expected a ModelRoles of fedsign.parameterization.roles, or its fields by name."
         ) from error
 

@@ -12,15 +12,20 @@ def _has_several_rates(experiment: Experiment) -> bool:
 
 RULES: tuple[Rule[Experiment], ...] = (
     Rule(
-        lambda its: (its.config.rounds, its.config.partition.num_clients) != (1, 1) and Chosen("sparsity")(its),
+        lambda experiment: (
+            (experiment.config.rounds, experiment.config.partition.num_clients) != (1, 1)
+            and Chosen("sparsity")(experiment)
+        ),
         "{found} was given with rounds={config.rounds} and partition.num_clients={config.partition.num_clients}, "
         "but server and clients "
         "draw the same masks and send none, so that a client's change would be unknown to all others",
         "use sparsity.name=static, or train in one place with rounds=1 and partition.num_clients=1",
     ),
     Rule(
-        lambda its: (
-            its.objective.needs_unit_displacement and _has_several_rates(its) and Chosen("parameterization")(its)
+        lambda experiment: (
+            experiment.objective.needs_unit_displacement
+            and _has_several_rates(experiment)
+            and Chosen("parameterization")(experiment)
         ),
         "{found} was given, which gives tensors learning rates of their own at this width and density, "
         "but objective '{spec.name}' needs "

@@ -15,13 +15,13 @@ class ParameterizationPart(Part):
     kind = "parameterization"
     rules = (
         Rule(
-            lambda its: its.parameterization.is_chosen and its.model.settings.get("weights"),
+            lambda config: config.parameterization.is_chosen and config.model.settings.get("weights"),
             "parameterization.name={parameterization.name} was given with model.weights, which would be drawn anew",
             "use parameterization.name=none",
         ),
         Rule(
-            lambda its: (
-                its.parameterization.is_chosen and not OptimizerTraits.of(its.client.optimizer.name).takes_rates
+            lambda config: (
+                config.parameterization.is_chosen and not OptimizerTraits.of(config.client.optimizer.name).takes_rates
             ),
             "parameterization.name={parameterization.name} was given with "
             "client.optimizer.name={client.optimizer.name}, "
@@ -38,12 +38,12 @@ class SparsityPart(Part):
     kind = "sparsity"
     rules = (
         Rule(
-            lambda its: its.sparsity.is_chosen and not its.parameterization.is_chosen,
+            lambda config: config.sparsity.is_chosen and not config.parameterization.is_chosen,
             "sparsity.name={sparsity.name} was given with parameterization.name=none, which has no masks to change",
             "name a parameterization (sp is the usual one) with a density, or use sparsity.name=static",
         ),
         Rule(
-            lambda its: its.sparsity.draw != SparsityPart().draw and not its.parameterization.is_chosen,
+            lambda config: config.sparsity.draw != SparsityPart().draw and not config.parameterization.is_chosen,
             "sparsity.draw={sparsity.draw} was given with parameterization.name=none, which draws no masks",
             "name a parameterization (sp is the usual one) with a density, or leave sparsity.draw out",
         ),

@@ -48,13 +48,13 @@ class PartialUpdates(UpdateEncoding):
 
     def digests(self, model: Tensors) -> dict[str, str]:
         """Digests by name, cached while a tensor's memory is unchanged."""
-        found = {}
+        digests = {}
         for name, tensor in model.items():
             known, memory = self._known.get(name), _memory_of(tensor)
             if known is None or known.memory != memory:
                 known = self._known[name] = _Known(tensor, memory, digest_of(tensor))
-            found[name] = known.digest
-        return found
+            digests[name] = known.digest
+        return digests
 
     def decode(self, reply: TrainReply, received: Tensors) -> Tensors:
         """Validate a partial reply; the tensors are returned unchanged.
@@ -120,9 +120,9 @@ def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
 
 def digest_of(tensor: Tensor) -> str:
     """A digest of a tensor's dtype, shape, and values."""
-    found = hashlib.blake2b(f"{tensor.dtype}{list(tensor.shape)}".encode(), digest_size=_DIGEST_BYTES)
-    found.update(codec.encode(tensor).payload.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+    hasher = hashlib.blake2b(f"{tensor.dtype}{list(tensor.shape)}".encode(), digest_size=_DIGEST_BYTES)
+    hasher.update(codec.encode(tensor).payload.reshape(-1).view(np.uint8).data)
+    return hasher.hexdigest()
 
 
 def partial_updates(workload: Workload) -> PartialUpdates | None:

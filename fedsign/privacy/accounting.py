@@ -32,7 +32,7 @@ def dp_accounting() -> ModuleType:
     Raises:
         ConfigError: it is not installed.
     """
-    return require("dp_accounting", extra="privacy", what="[privacy]")
+    return require("dp_accounting", extra="privacy", feature="[privacy]")
 
 
 class Accountant:

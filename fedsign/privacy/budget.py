@@ -1,6 +1,6 @@
 """The ledger of a run's releases, `privacy.jsonl`, and the budget that they spend.
 
-[Note: rounds that are played again] A record is durable before its release is used, and resuming never drops it.  It
+[Note: rounds that are run again] A record is durable before its release is used, and resuming never drops it.  It
 identifies releases by tags; equal tags mean equal content (`fedsign.privacy.secret`).  If a round that is repeated
 after a kill releases the same content, that is one release.  If the content differs, because another client failed or
 training is not deterministic, it is a further release and counts.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedsign.privacy.accounting import Accountant
-from fedsign.storage.results import RunFolder, keep_lines, read_lines
+from fedsign.storage.results import RunFolder, keep_records, read_records
 
 NAME = "privacy.jsonl"
 
@@ -28,11 +28,11 @@ class Budget:
         self._read(round)
 
     def _read(self, round: int) -> None:
-        keep_lines(self._path)  # drops the partial line that a kill may have left
-        for line in read_lines(self._path):
-            self._note(line["round"], line["released"])
-        for played in [each for each in self._tags if each <= round]:
-            self._count(played)
+        keep_records(self._path)  # drops the partial line that a kill may have left
+        for record in read_records(self._path):
+            self._note(record["round"], record["released"])
+        for number in [each for each in self._tags if each <= round]:
+            self._count(number)
 
     def spend(self, round: int, released: Mapping[str, str], metrics: Mapping[str, float]) -> float:
         """Record a round's releases durably; return epsilon of the rounds so far."""

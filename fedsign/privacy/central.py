@@ -113,7 +113,7 @@ class Central(Aggregator):
             weight_sent=dict.fromkeys(first.roles, float(size)),
         )
 
-    def released(self, asked: Sequence[int]) -> dict[str, str]:
+    def released(self, sampled: Sequence[int]) -> dict[str, str]:
         """The last round's releases: holder -> tag."""
         return self._released
 

@@ -35,7 +35,7 @@ class Local(Aggregator):
     noise_multiplier: NoiseMultiplier
     delta: Delta
     secret_file: str = ""
-    _seen: dict[str, str] = field(init=False, default_factory=dict)
+    _digests: dict[str, str] = field(init=False, default_factory=dict)
 
     def secret_in(self, folder: Path) -> Secret:
         """A node's secret, created on first use."""
@@ -56,16 +56,16 @@ class Local(Aggregator):
         self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
     ) -> Aggregate | None:
         """The weighted mean of the replies."""
-        self._seen = {}
+        self._digests = {}
         return weighted_mean(self._each(replies), weigh, round=round, served=served, num_clients=num_clients)
 
     def _each(self, replies: Iterable[Reply]) -> Iterator[TrainReply]:
         for reply in one_by_one(replies):
             tensors = (*reply.tensors.values(), *reply.extra.values())
             # replies are private already, so a plain digest is a safe tag
-            self._seen[str(reply.partition)] = digest_of(tensor.double().numpy() for tensor in tensors)[:16]
+            self._digests[str(reply.partition)] = digest_of(tensor.double().numpy() for tensor in tensors)[:16]
             yield reply
 
-    def released(self, asked: Sequence[int]) -> dict[str, str]:
+    def released(self, sampled: Sequence[int]) -> dict[str, str]:
         """Client -> tag of its reply; empty if none arrived, since it may still have been sent."""
-        return {str(client): self._seen.get(str(client), "") for client in asked}
+        return {str(client): self._digests.get(str(client), "") for client in sampled}

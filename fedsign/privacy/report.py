@@ -41,14 +41,14 @@ def section(run: Run) -> Section | None:
     name = str(part.get("name", "none"))
     if name == "none" or not run.rounds:
         return None
-    which = name if name in _OF else ""
-    sentences = [_OF[which], _NEIGHBORS]
+    mechanism = name if name in _OF else ""
+    sentences = [_OF[mechanism], _NEIGHBORS]
     if part.get("sampling") == "secret":
         sentences.append(_SECRET)
     spent = run.rounds[-1].get("epsilon")
     return Section(
         title="Privacy",
-        lead=Markup("<b>{}.</b> {}").format(_budget(run, part), " ".join([*sentences, _PUBLISH[which]])),
+        lead=Markup("<b>{}.</b> {}").format(_budget(run, part), " ".join([*sentences, _PUBLISH[mechanism]])),
         facts=[
             Fact(
                 name="epsilon",

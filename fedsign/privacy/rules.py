@@ -21,38 +21,41 @@ PRIVACY = Choice[Experiment](
     given="privacy.name={config.privacy.name} was given, but",
     rules=(
         Rule(
-            lambda its: not its.serves.proposes_update,
+            lambda experiment: not experiment.serves.proposes_update,
             "strategy {config.strategy.name} is Flower's and takes the replies as they are",
             "take a strategy of FedSign's, or one of Flower's flower_dp_... with privacy.name=none",
         ),
         Rule(
-            lambda its: its.serves.own_aggregation,
+            lambda experiment: experiment.serves.own_aggregation,
             "strategy {config.strategy.name} has a method {found} of its own, which takes the replies as they are",
             "let it answer by `move` instead",
         ),
         Rule(
-            lambda its: its.serves.weights_replies,
+            lambda experiment: experiment.serves.weights_replies,
             "strategy {config.strategy.name} weights its replies, so that one client could count for more than the "
             "noise covers",
             "use strategy.weighting=uniform, without strategy.weights",
         ),
         Rule(
-            lambda its: its.has_buffers,
+            lambda experiment: experiment.has_buffers,
             "model.name={config.model.name} has buffers, such as BatchNorm's statistics, which noise would spoil",
             "use a model without BatchNorm",
         ),
         Rule(
-            lambda its: not _rule(its).trusts_server and its.workload.is_evaluated_at_clients,
+            lambda experiment: not _rule(experiment).trusts_server and experiment.workload.is_evaluated_at_clients,
             "the clients evaluate, and would send figures without noise to a server that is not trusted",
             "use server.evaluation=server, or privacy.name=central",
         ),
         Rule(
-            lambda its: _rule(its).trusts_server and its.config.get("results.signs", False),
+            lambda experiment: _rule(experiment).trusts_server and experiment.config.get("results.signs", False),
             "results.signs=true counts signs on updates without noise",
             "set results.signs=false",
         ),
         Rule(
-            lambda its: _rule(its).delta * its.config.partition.num_clients >= 1 and f"{_rule(its).delta:g}",
+            lambda experiment: (
+                _rule(experiment).delta * experiment.config.partition.num_clients >= 1
+                and f"{_rule(experiment).delta:g}"
+            ),
             "privacy.delta={found} was given for {config.partition.num_clients} clients, "
             "where it would be private to publish one of "
             "them at random",

@@ -67,10 +67,10 @@ class Secret:
 
 def digest_of(arrays: Iterable[NDArray[np.float64]], *labels: object) -> str:
     """The SHA-256 digest of arrays and labels."""
-    found = hashlib.sha256("\0".join(map(str, labels)).encode())
+    hasher = hashlib.sha256("\0".join(map(str, labels)).encode())
     for array in arrays:
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+        hasher.update(np.ascontiguousarray(array).tobytes())
+    return hasher.hexdigest()
 
 
 def open_secret(folder: Path, *, given: str = "", expected: bool = False) -> Secret:
@@ -89,7 +89,7 @@ def open_secret(folder: Path, *, given: str = "", expected: bool = False) -> Sec
     if not path.exists():
         if expected:
             raise ResumeError(
-                f"{path} is missing: without it, rounds that are played again would get other noise than before; "
+                f"{path} is missing: without it, rounds that are run again would get other noise than before; "
                 "put it back, "
                 "or start a new run."
             )

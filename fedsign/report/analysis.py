@@ -64,8 +64,8 @@ class Found:
         written = [folder / f"{self.kind}.json", folder / f"{self.kind}.npz"]
         write_text(written[0], sealed_json(self.as_json()))
         replace_file(written[1], lambda partial: _save(partial, self.arrays))
-        for what, draw in self.figures.items():
-            written += figures.write(draw, *(folder / f"{self.kind}-{what}{suffix}" for suffix in figures.SUFFIXES))
+        for name, draw in self.figures.items():
+            written += figures.write(draw, *(folder / f"{self.kind}-{name}{suffix}" for suffix in figures.SUFFIXES))
         return written
 
     def _repr_html_(self) -> str:
@@ -74,27 +74,27 @@ class Found:
 
     def as_json(self) -> dict[str, Any]:
         """Everything except the arrays; non-finite values become null."""
-        told: dict[str, Any] = _plain(
+        content: dict[str, Any] = _plain(
             {"kind": self.kind, "name": self.name, "facts": self.facts, "summary": self.summary, "curves": self.rows}
         )
-        return told
+        return content
 
 
-def read_found(path: Path) -> Found:
+def read_analysis(path: Path) -> Found:
     """Read what `Found.write` wrote, by its .json file; its figures cannot be redrawn.
 
     Raises:
         ResultsError: it cannot be read.
     """
     try:
-        told = current_record(read_json(path.read_text(encoding="utf-8"))[0])
+        content = current_record(read_json(path.read_text(encoding="utf-8"))[0])
         with np.load(path.with_suffix(".npz")) as arrays:
             return Found(
-                kind=told["kind"],
-                name=told["name"],
-                facts=told["facts"],
-                rows=told["curves"],
-                summary=told["summary"],
+                kind=content["kind"],
+                name=content["name"],
+                facts=content["facts"],
+                rows=content["curves"],
+                summary=content["summary"],
                 arrays={current_record(name): arrays[name] for name in arrays.files},
             )
     except (OSError, ValueError, KeyError, BadZipFile) as error:

@@ -40,12 +40,12 @@ class Axis:
     def ticks(self, at_most: int = 6) -> list[float]:
         """Round values within the limits."""
         low, high = self.limits or (0.0, 1.0)
-        found = (
+        ticks = (
             nice_ticks(low, high, at_most=at_most) if self.scale == "linear" else decades(low, high, at_most=at_most)
         )
-        return [tick for tick in found if low <= tick <= high]
+        return [tick for tick in ticks if low <= tick <= high]
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """The relative position of a value: 0 at the lower limit, 1 at the upper one."""
         low, high = self.limits or (0.0, 1.0)
         if self.scale != "linear":
@@ -129,8 +129,8 @@ def span(values: Iterable[float], *, label: str) -> Axis:
 def bar_chart(title: str, y: Axis, bars: Sequence[Series]) -> Chart:
     """Bars from 0, with their values beside them."""
     largest = max((value for bar in bars for value in bar.x if value), default=1.0)
-    said = "; ".join(f"{bar.name}: {', '.join(bar.labels)}" for bar in bars)
-    return Chart(title=title, series=bars, x=Axis(limits=(0.0, largest)), y=y, description=said)
+    description = "; ".join(f"{bar.name}: {', '.join(bar.labels)}" for bar in bars)
+    return Chart(title=title, series=bars, x=Axis(limits=(0.0, largest)), y=y, description=description)
 
 
 def trailing_mean(values: Values, *, last: int = 5) -> list[float | None]:

@@ -102,7 +102,7 @@ def write(draw: Draw, *paths: Path) -> list[Path]:
         figure = draw()
         for path in paths:
             replace_file(path, partial(_save, figure, format=path.suffix[1:].lower()))
-    missing = {found[1] for each in caught if (found := _MISSING_GLYPH.match(str(each.message)))}
+    missing = {match[1] for each in caught if (match := _MISSING_GLYPH.match(str(each.message)))}
     if missing:  # in names given by users
         _log.warning("%s: no font here has %s; boxes stand for them", paths[0].stem, ", ".join(sorted(missing)))
     for each in caught:
@@ -120,8 +120,8 @@ def svg(draw: Draw) -> str:
 
 
 def _save(figure: "Figure", path: Path | io.StringIO, format: str) -> None:
-    told = {"Description": figure.get_label()} if format != "pdf" else {"Subject": figure.get_label()}
-    metadata = _METADATA[format] | {key: text for key, text in told.items() if text}
+    description = {"Description": figure.get_label()} if format != "pdf" else {"Subject": figure.get_label()}
+    metadata = _METADATA[format] | {key: text for key, text in description.items() if text}
     figure.savefig(path, format=format, metadata=metadata, bbox_inches="tight", pad_inches=0.02, dpi=_DPI)
 
 
@@ -181,8 +181,8 @@ def _panel(axes: "Axes", chart: Chart) -> None:
     for series in chart.series:
         is_shown = not series.is_faint and series.name not in names
         # matplotlib leaves labels that begin with an underscore out of the legend
-        look = {"color": COLORS[series.color % len(COLORS)], "label": one_line(series.name) if is_shown else "_"}
-        _DRAW[series.mark](axes, series, look)
+        style = {"color": COLORS[series.color % len(COLORS)], "label": one_line(series.name) if is_shown else "_"}
+        _DRAW[series.mark](axes, series, style)
         if is_shown:
             names.add(series.name)
     for at, name in chart.rules:
@@ -196,28 +196,28 @@ def _panel(axes: "Axes", chart: Chart) -> None:
         axes.spines["bottom"].set_visible(False)
 
 
-def _line(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
+def _line(axes: "Axes", series: Series, style: dict[str, Any]) -> None:
     x, low, high = map(_numbers, (series.x, series.low, series.high))
     # DASHES are in pixels of a page; matplotlib multiplies dashes by the line width
     dashes = (0, [each / 2 for each in series.dashes]) if series.dashes else "-"
     faint: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.35} if series.is_faint else {}
-    axes.plot(x, _numbers(series.y), linestyle=dashes, marker=series.marker, markersize=2.5, **look, **faint)
+    axes.plot(x, _numbers(series.y), linestyle=dashes, marker=series.marker, markersize=2.5, **style, **faint)
     if series.low:
-        axes.fill_between(x, low, high, color=look["color"], alpha=0.14, linewidth=0)
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.14, linewidth=0)
 
 
-def _point(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
+def _point(axes: "Axes", series: Series, style: dict[str, Any]) -> None:
     x, y, low, high = map(_numbers, (series.x, series.y, series.low, series.high))
     if series.low:
         # errorbar takes distances, not ends
-        axes.errorbar(x, y, xerr=[x - low, high - x], fmt="none", color=look["color"], elinewidth=1.3, capsize=2.5)
-    face = "white" if series.is_open else look["color"]
-    axes.plot(x, y, marker=series.marker or "o", markersize=4, markerfacecolor=face, linestyle="none", **look)
+        axes.errorbar(x, y, xerr=[x - low, high - x], fmt="none", color=style["color"], elinewidth=1.3, capsize=2.5)
+    face = "white" if series.is_open else style["color"]
+    axes.plot(x, y, marker=series.marker or "o", markersize=4, markerfacecolor=face, linestyle="none", **style)
 
 
-def _bar(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
+def _bar(axes: "Axes", series: Series, style: dict[str, Any]) -> None:
     x, y, low = map(_numbers, (series.x, series.y, series.low or [0.0] * len(series.x)))
-    axes.barh(y, x - low, left=low, height=0.62, **look)
+    axes.barh(y, x - low, left=low, height=0.62, **style)
 
 
 def _texts(axes: "Axes", chart: Chart) -> None:
@@ -249,15 +249,15 @@ def _texts(axes: "Axes", chart: Chart) -> None:
 _DRAW: Mapping[str, Callable[..., None]] = {"line": _line, "point": _point, "bar": _bar}
 
 
-def _axis(axes: "Axes", which: str, axis: Axis) -> None:
+def _axis(axes: "Axes", name: str, axis: Axis) -> None:
     """Scale, limits, ticks and label of one axis."""
     from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator
 
-    drawn = getattr(axes, f"{which}axis")
+    drawn = getattr(axes, f"{name}axis")
     if axis.label:
         drawn.set_label_text(" ".join(axis.label.split()) + (" (%)" if axis.percent else ""))
     if axis.scale != "linear":
-        axes.set(**{f"{which}scale": "log"})
+        axes.set(**{f"{name}scale": "log"})
         drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         drawn.set_minor_formatter(LogFormatter(labelOnlyBase=False))  # labels minor ticks only on short axes
     if axis.scale == "log2":
@@ -267,14 +267,14 @@ def _axis(axes: "Axes", which: str, axis: Axis) -> None:
     if axis.percent:
         drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.6g}"))
     if axis.limits:
-        axes.set(**{f"{which}lim": axis.limits})
+        axes.set(**{f"{name}lim": axis.limits})
     if axis.categories:
         num = len(axis.categories)
         axes.set(
             **{
-                f"{which}ticks": range(num),
-                f"{which}ticklabels": map(one_line, axis.categories),
-                f"{which}lim": (num - 0.4, -0.6),  # reversed: the first category on top
+                f"{name}ticks": range(num),
+                f"{name}ticklabels": map(one_line, axis.categories),
+                f"{name}lim": (num - 0.4, -0.6),  # reversed: the first category on top
             }
         )
         for index in axis.headings:

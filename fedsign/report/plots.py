@@ -57,7 +57,9 @@ def legend(chart: Chart) -> list[tuple[str, Series, str]]:
 def ticks(axis: Axis, at_most: int = 6) -> list[tuple[float, str]]:
     """Position in percent, and label, of each tick."""
     factor, unit = (100, f"{NARROW_SPACE}%") if axis.percent else (1, "")
-    return [(100 * axis.place(tick), f"{factor * tick:,.6g}{unit}".replace("-", "−")) for tick in axis.ticks(at_most)]
+    return [
+        (100 * axis.position(tick), f"{factor * tick:,.6g}{unit}".replace("-", "−")) for tick in axis.ticks(at_most)
+    ]
 
 
 def paths(chart: Chart) -> list[tuple[str, Series, str]]:
@@ -86,7 +88,7 @@ def rows(chart: Chart) -> list[dict[str, Any]]:
 
     Marks beyond the limits end at the edge; `beyond` names the sides.
     """
-    found: list[dict[str, Any]] = [
+    categories: list[dict[str, Any]] = [
         {"name": name, "is_heading": index in chart.y.headings, "marks": []}
         for index, name in enumerate(chart.y.categories)
     ]
@@ -94,13 +96,13 @@ def rows(chart: Chart) -> list[dict[str, Any]]:
         for row, value, low, high, text in zip_longest(series.y, series.x, series.low, series.high, series.labels):
             start = 0.0 if series.mark == "bar" and low is None else low
             ends = (value, start, value if high is None else high)
-            places = [None if each is None else 100 * chart.x.place(each) for each in ends]
-            known = [0.0, *(round(each, 2) for each in places if each is not None)]
+            positions = [None if each is None else 100 * chart.x.position(each) for each in ends]
+            known = [0.0, *(round(each, 2) for each in positions if each is not None)]
             beyond = ["left"] * (min(known) < 0) + ["right"] * (max(known) > 100)
-            place, start, end = (None if each is None else min(max(each, 0.0), 100.0) for each in places)
-            mark = {"series": series, "place": place, "low": start, "high": end, "text": text, "beyond": beyond}
-            found[int(row or 0)]["marks"].append(mark)
-    return found
+            position, start, end = (None if each is None else min(max(each, 0.0), 100.0) for each in positions)
+            mark = {"series": series, "place": position, "low": start, "high": end, "text": text, "beyond": beyond}
+            categories[int(row or 0)]["marks"].append(mark)
+    return categories
 
 
 def data(chart: Chart) -> Markup:
@@ -121,14 +123,14 @@ def data(chart: Chart) -> Markup:
             }
             | ({"low": [_short(value) for value in low], "high": [_short(value) for value in high]} if each.low else {})
         )
-    told = {
+    content = {
         "x": {"label": chart.x.label, "limits": chart.x.limits, "values": list(columns)},
         "y": {"log": chart.y.scale != "linear", "percent": chart.y.percent, "limits": chart.y.limits},
         "rules": [at for at, _ in chart.rules],
         "series": series,
     }
     # a "</script>" in a name would end the element
-    return Markup(json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"))
+    return Markup(json.dumps(content, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"))
 
 
 def points_of(series: Series) -> list[Point]:
@@ -161,8 +163,8 @@ def _shown(series: Series, at_most: int) -> list[Point]:
 
 
 def _at(chart: Chart, x: float, y: float | None) -> str:
-    height = min(max(chart.y.place(y or 0.0), -9.0), 10.0)  # clipped far outside of the picture
-    return f"{_SIDE * chart.x.place(x):.0f} {_SIDE * (1 - height):.0f}"
+    height = min(max(chart.y.position(y or 0.0), -9.0), 10.0)  # clipped far outside of the picture
+    return f"{_SIDE * chart.x.position(x):.0f} {_SIDE * (1 - height):.0f}"
 
 
 def _short(value: float | None) -> float | None:

@@ -90,35 +90,35 @@ class Population:
 
     def caption(self) -> str:
         """The caption: what a column means, and which clients are shown."""
-        said = (
+        text = (
             "Each column is a client; clients are sorted by "
             f"{'their most common class' if self.class_names else 'size'}."
         )
         num = len(self.counts)
         if num > self.max_columns:
             counted = " that were counted" if self.clients else ""
-            said += (
+            text += (
                 f" Shown are {self.max_columns} of the {num:,}{counted}, taken evenly from the largest to the smallest."
             )
-        return said
+        return text
 
     def size_sentence(self) -> str:
         """A sentence about the numbers of samples and classes."""
         sizes = self.sizes
         if self.is_shared:
-            said = f"{plural(self.size, 'client')} that draw their samples from the same ones. "
+            text = f"{plural(self.size, 'client')} that draw their samples from the same ones. "
         else:
-            said = f"{plural(self.size, 'client')} with {plural(sum(sizes), 'training sample')} in all: "
+            text = f"{plural(self.size, 'client')} with {plural(sum(sizes), 'training sample')} in all: "
         if self.clients:
-            said += f"{plural(len(sizes), 'client')} were counted, evenly spaced from the first to the last: "
-        said += (
+            text += f"{plural(len(sizes), 'client')} were counted, evenly spaced from the first to the last: "
+        text += (
             f"{'The' if self.is_shared and not self.clients else 'the'} smallest has {min(sizes):,}, "
             f"the median {middle(sizes)}, the largest {max(sizes):,}."
         )
         if self.class_names:
             held = sum(sum(count > 0 for count in row) for row in self.counts) / len(sizes)
-            said += f" A client holds {held:.1f} of the {plural(len(self.class_names), 'class')} on average."
-        return said
+            text += f" A client holds {held:.1f} of the {plural(len(self.class_names), 'class')} on average."
+        return text
 
     def participation_sentence(self) -> str:
         """A sentence about how often clients were sampled."""
@@ -131,8 +131,8 @@ class Population:
             return f"In {plural(self.num_rounds, 'round')} {len(times):,} of {self.size:,} clients took part, {often}."
         fewest, most, never = min(times), max(times), sum(count == 0 for count in times)
         span = f"{fewest:,} to {most:,} times" if fewest < most else plural(fewest, "time")
-        said = f"In {plural(self.num_rounds, 'round')} a client was sampled {span}, the median {middle(list(times))}."
-        return said + (f" {plural(never, 'client')} never took part." if never else "")
+        text = f"In {plural(self.num_rounds, 'round')} a client was sampled {span}, the median {middle(list(times))}."
+        return text + (f" {plural(never, 'client')} never took part." if never else "")
 
     @property
     def is_trained(self) -> bool:
@@ -142,16 +142,16 @@ class Population:
     def description(self, row: int) -> str:
         """A text about one client: samples, most common classes, and participation."""
         counts = self.counts[row]
-        said = f"client {self.number_of(row)}: {plural(sum(counts), 'sample')}"
+        text = f"client {self.number_of(row)}: {plural(sum(counts), 'sample')}"
         if self.is_trained:
-            said += f", sampled {plural(self.times_sampled[row], 'time')}"
+            text += f", sampled {plural(self.times_sampled[row], 'time')}"
         held = sorted(zip(counts, self.class_names, strict=False), key=lambda pair: -pair[0])
         held = [pair for pair in held if pair[0]]
         if held:
-            said += "\n" + ", ".join(f"{name}: {count:,}" for count, name in held[:_NAMED_CLASSES])
+            text += "\n" + ", ".join(f"{name}: {count:,}" for count, name in held[:_NAMED_CLASSES])
             rest = len(held) - _NAMED_CLASSES
-            said += f", {plural(rest, 'class')} more" if rest > 0 else ""
-        return said
+            text += f", {plural(rest, 'class')} more" if rest > 0 else ""
+        return text
 
 
 def panels(population: Population) -> list[dict[str, Any]]:
@@ -169,7 +169,9 @@ def _bars(title: str, values: Sequence[int], height: int, class_: str) -> dict[s
     axis = Axis(limits=(0.0, nice_ticks(0, max([*values, 2]), at_most=4)[-1]))
     # .86 of a column's width, .07 of space on each side
     path = "".join(
-        f"M{column}.07 1000h.86v-{1000 * axis.place(value):.0f}h-.86z" for column, value in enumerate(values) if value
+        f"M{column}.07 1000h.86v-{1000 * axis.position(value):.0f}h-.86z"
+        for column, value in enumerate(values)
+        if value
     )
     return {
         "title": title,

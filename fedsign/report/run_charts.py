@@ -47,13 +47,13 @@ def line_chart(
 ) -> Chart:
     """A line chart over rounds or steps; the text alternative gives the start and end of each line."""
     values = [value for each in series for value in each.y]
-    said = (described(each, percent=percent, x=x) for each in series if not each.is_faint)
+    descriptions = (described(each, percent=percent, x=x) for each in series if not each.is_faint)
     return Chart(
         title=title,
         series=series,
         x=span([at for each in series for at in each.x if at is not None], label=x),
         y=value_axis(values, label=title.lower(), percent=percent),
-        description=f"{title}: {'; '.join(said)}",
+        description=f"{title}: {'; '.join(descriptions)}",
         text=text,
         note=note,
     )
@@ -97,8 +97,8 @@ def _traffic_chart(run: Run) -> list[Chart]:
 
 def _diverged(run: Run, *keys: str) -> str:
     """A note about the first null value, which was not finite (see RunFolder.append)."""
-    for line in run.rounds:
-        missing = [key for key in keys if key in line and line[key] is None]
+    for record in run.rounds:
+        missing = [key for key in keys if key in record and record[key] is None]
         if missing:
-            return f"diverged in round {line['round']:,}: {missing[0].replace('_', ' ')} was not finite"
+            return f"diverged in round {record['round']:,}: {missing[0].replace('_', ' ')} was not finite"
     return ""

@@ -16,7 +16,7 @@ LAST = 5
 """The number of last rounds averaged for the headline."""
 
 _MAX_FAILURES = 200
-_SAID_ELSEWHERE = {"num_clients", "roots", "names", "input_shape", "test_root"}  # keys of a partition
+_SHOWN_ELSEWHERE = {"num_clients", "roots", "names", "input_shape", "test_root"}  # keys of a partition
 _MAX_REASON = 600
 _MOST_SETTINGS = 6  # in a remark
 
@@ -48,16 +48,16 @@ class Run:
 
     def has(self, key: str) -> bool:
         """Whether any round has a value for this key."""
-        return any(line.get(key) is not None for line in self.rounds)
+        return any(record.get(key) is not None for record in self.rounds)
 
     @property
     def round_numbers(self) -> list[int]:
         """The numbers of the completed rounds."""
-        return [int(line["round"]) for line in self.rounds]
+        return [int(record["round"]) for record in self.rounds]
 
     def values(self, key: str) -> list[float | None]:
         """A metric's value in each round."""
-        return [line.get(key) for line in self.rounds]
+        return [record.get(key) for record in self.rounds]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,8 +102,8 @@ def headline(run: Run) -> Fact:
 def facts(run: Run, added: Iterable[Fact] = ()) -> list[Fact]:
     """The other facts in the head, including those added by capabilities."""
     rounds, data, partition = run.rounds, run.section("data"), run.section("partition")
-    down, up = (sum(line.get(key) or 0 for line in rounds) for key in ("bytes_down", "bytes_up"))
-    seconds = sum(_seconds(line) for line in run.timings)
+    down, up = (sum(record.get(key) or 0 for record in rounds) for key in ("bytes_down", "bytes_up"))
+    seconds = sum(_seconds(record) for record in run.timings)
     num_clients = partition.get("num_clients", len(run.partition["counts"]))
     others = [*run.metrics[1:], "loss"] if run.metrics else []
     return [
@@ -115,7 +115,7 @@ def facts(run: Run, added: Iterable[Fact] = ()) -> list[Fact]:
             remark=f"of {num_clients:,}",
         ),
         *added,
-        Fact(name="data", value=_part_name(data), remark=named(partition, without=_SAID_ELSEWHERE)),
+        Fact(name="data", value=_part_name(data), remark=named(partition, without=_SHOWN_ELSEWHERE)),
         Fact(name="model", value=_part_name(run.section("model")), remark=_settings(run.section("model"))),
         Fact(name="bytes down", value=wording.byte_count(down), remark="server to clients"),
         Fact(name="bytes up", value=wording.byte_count(up), remark="clients to server"),
@@ -131,7 +131,7 @@ def population(run: Run) -> dict[str, Any] | None:
     """The picture of the clients with its texts; None without a partition."""
     if not run.partition["counts"]:
         return None
-    sampled = Counter(client for line in run.rounds for client in line.get("clients", ()))
+    sampled = Counter(client for record in run.rounds for client in record.get("clients", ()))
     clients = Population.of(run.partition, sampled=sampled, num_rounds=len(run.rounds))
     return {
         "clients": clients,
@@ -152,14 +152,16 @@ def private_counts(run: Run) -> str:
 
 def failures(run: Run) -> dict[str, Any]:
     """All failures, deduplicated: one may be in both files, and twice if it ended the run."""
-    found = [(line["round"], line.get("partition"), str(line.get("reason", ""))) for line in run.failures]
-    for line in run.rounds:
-        found += [
-            (line["round"], failure.get("client"), str(failure.get("reason", "")))
-            for failure in line.get("failures", ())
+    all_failures = [
+        (record["round"], record.get("partition"), str(record.get("reason", ""))) for record in run.failures
+    ]
+    for record in run.rounds:
+        all_failures += [
+            (record["round"], failure.get("client"), str(failure.get("reason", "")))
+            for failure in record.get("failures", ())
         ]
     # a stable sort by round: within a round, failures stay in the order in which they were recorded
-    unique = sorted(dict.fromkeys(found), key=lambda row: row[0])
+    unique = sorted(dict.fromkeys(all_failures), key=lambda row: row[0])
     rows = [
         (round, client, reason if len(reason) <= _MAX_REASON else reason[:_MAX_REASON] + " …")
         for round, client, reason in unique[:_MAX_FAILURES]
@@ -201,7 +203,7 @@ def _final(run: Run, key: str) -> Fact:
 def _last_rounds(run: Run, value: float | None) -> str:
     """The rounds over which a final value was averaged, or the reason why there is none."""
     if not run.rounds:
-        return "no round was played"
+        return "no round was run"
     last = run.rounds[-LAST:]
     if value is None:
         return f"not finite in the last {wording.plural(len(last), 'round')}"
@@ -221,9 +223,9 @@ def _part_name(part: Record) -> str:
 def _settings(part: Record, *, without: frozenset[str] | set[str] = frozenset()) -> str:
     """The first few nonempty settings; the page lists all of them further down."""
     chosen = {key: value for key, value in part.items() if key not in {"name", *without} and value not in ("", [])}
-    said = [f"{key} {wording.setting(value)}" for key, value in chosen.items()]
-    more = [f"{len(said) - _MOST_SETTINGS} more"] if len(said) > _MOST_SETTINGS else []
-    return ", ".join(said[:_MOST_SETTINGS] + more)
+    texts = [f"{key} {wording.setting(value)}" for key, value in chosen.items()]
+    more = [f"{len(texts) - _MOST_SETTINGS} more"] if len(texts) > _MOST_SETTINGS else []
+    return ", ".join(texts[:_MOST_SETTINGS] + more)
 
 
 def named(part: Record, *, without: set[str]) -> str:

@@ -32,7 +32,7 @@ from fedsign.sharding.layout import Granularity, Grouping
 from fedsign.sharding.strategy import Collective, Operation, Scope
 from fedsign.sharding.traffic import Count, Rings
 
-_MAX_SAID_BYTES = 2**16
+_MAX_TEXT_BYTES = 2**16
 
 
 class Collectives:
@@ -141,17 +141,17 @@ class Collectives:
         """Broadcast a tensor from rank 0."""
         dist.broadcast(tensor, src=0)
 
-    def said_by_first(self, text: str) -> str:
+    def broadcast_text(self, text: str) -> str:
         """Broadcast a text from rank 0, as a length and UTF-8."""
         # NCCL broadcasts GPU tensors only
         device = "cpu" if backend_of("cpu") else "cuda"
-        mine = text.encode()[:_MAX_SAID_BYTES]
-        length = torch.tensor([len(mine)], device=device)
+        encoded = text.encode()[:_MAX_TEXT_BYTES]
+        length = torch.tensor([len(encoded)], device=device)
         self.from_first(length)
-        said = torch.tensor([*mine] if self.rank == 0 else [0] * int(length), dtype=torch.uint8, device=device)
-        if len(said):
-            self.from_first(said)
-        return bytes(said.tolist()).decode(errors="replace")
+        received = torch.tensor([*encoded] if self.rank == 0 else [0] * int(length), dtype=torch.uint8, device=device)
+        if len(received):
+            self.from_first(received)
+        return bytes(received.tolist()).decode(errors="replace")
 
     def _ring(self, scope: Scope, tensor: Tensor) -> tuple[Sequence[Tensor], list[int]]:
         """The chunks of a tensor and the ranks of the ring that own them."""
@@ -221,10 +221,10 @@ class Collectives:
         self._sent += Count(inter_bytes=size) if crosses else Count(intra_bytes=size)
         # Receive first: otherwise gloo serializes the two directions between a pair of ranks, which takes twice as
         # long.
-        found: Sequence[dist.Work] = dist.batch_isend_irecv(
+        works: Sequence[dist.Work] = dist.batch_isend_irecv(
             [dist.P2POp(dist.irecv, received, source), dist.P2POp(dist.isend, sent, target)]
         )
-        return found
+        return works
 
 
 def _wait(works: Sequence[dist.Work]) -> None:

@@ -79,8 +79,8 @@ def _carry_out(jobs: _Jobs) -> None:
         try:
             if error is None:
                 job()
-        except BaseException as found:  # noqa: BLE001 - raised where it is waited for
-            error = found
+        except BaseException as raised:  # noqa: BLE001 - raised where it is waited for
+            error = raised
         del item, job  # release the tensors before the waiter continues
         done.set_result(None) if error is None else done.set_exception(error)
         del done  # belongs to the caller

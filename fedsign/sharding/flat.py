@@ -170,12 +170,12 @@ class FlatParameter:
     def _parts(self, granularity: Granularity) -> list[tuple[str, int, int, slice]]:
         """For each parameter that a rank owns a part of: name, offset in it, its size, slice of the rank's tensor."""
         first, last = self.cut.span(self.rank, granularity)
-        found = []
+        parts = []
         for name, start, stop in zip(self.names, self.offsets, self.offsets[1:], strict=False):
             begin, end = max(start, first), min(stop, last)
             if begin < end:
-                found.append((name, begin - start, stop - start, slice(begin - first, end - first)))
-        return found
+                parts.append((name, begin - start, stop - start, slice(begin - first, end - first)))
+        return parts
 
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Load whole values by name, which every rank has; no communication."""
@@ -185,8 +185,8 @@ class FlatParameter:
 
     def _fill(self, owned: Tensor, granularity: Granularity, values: Mapping[str, Tensor]) -> None:
         for name, start, _, where in self._parts(granularity):
-            place = owned[where]
-            place.copy_(values[name].detach().reshape(-1)[start : start + len(place)])
+            target = owned[where]
+            target.copy_(values[name].detach().reshape(-1)[start : start + len(target)])
 
     def set_trainable(self, trainable: bool) -> None:
         """Train or freeze the parameters from the next step on; frozen ones have no gradient sum.
@@ -230,9 +230,9 @@ class FlatParameter:
         """Once per step: propagate the masters to the parameters, at their granularity."""
         if self._master is None or not self.trainable:
             return
-        mine = self._own(self._shard, self.strategy.params, self.strategy.states)
-        if mine.data_ptr() != self._master.data_ptr():  # equal dtypes: the master is a view of the shard
-            mine.copy_(self._master)
+        own = self._own(self._shard, self.strategy.params, self.strategy.states)
+        if own.data_ptr() != self._master.data_ptr():  # equal dtypes: the master is a view of the shard
+            own.copy_(self._master)
         for collective in self.strategy.sync_params:
             self._collectives.run(collective, self._shard)
 

@@ -130,13 +130,13 @@ class _AfterBackward(torch.autograd.Function):
 def _marked(inputs: tuple[Any, Any], call: Callable[[], None]) -> tuple[Any, Any] | None:
     """A forward's inputs with a marker on those that need a gradient; None if there are none."""
     leaves, structure = tree_flatten(inputs)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not places:
+    indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not indices:
         return None
-    for place, marked in zip(
-        places, cast(Any, _AfterBackward).apply(call, *(leaves[at] for at in places)), strict=True
+    for index, marked in zip(
+        indices, cast(Any, _AfterBackward).apply(call, *(leaves[at] for at in indices)), strict=True
     ):
-        leaves[place] = marked
+        leaves[index] = marked
     args, kwargs = tree_unflatten(leaves, structure)
     return args, kwargs
 
@@ -219,7 +219,7 @@ class Sharded:
                 stored = StoredWeights(weights, self.model)
             except ConfigError as error:
                 trouble = str(error)
-        trouble = self.collectives.said_by_first(trouble)  # all ranks must raise, or the others would hang
+        trouble = self.collectives.broadcast_text(trouble)  # all ranks must raise, or the others would hang
         if trouble:
             raise ConfigError(trouble)
         make_room(self.model, device)

@@ -132,11 +132,11 @@ def rank(
     each = [estimate(STRATEGIES[name], task, grouping=grouping, network=network, compute_s=compute_s) for name in names]
     # only strategies that fit: the fastest of all may be one that nobody can use
     limit_s = NEAR * min((one.step_s for one in each if one.memory_bytes <= memory_bytes), default=0.0)
-    found: dict[Standing, list[Estimate]] = {"near": [], "slower": [], "too_large": []}
+    by_standing: dict[Standing, list[Estimate]] = {"near": [], "slower": [], "too_large": []}
     for one in each:
         fits = one.memory_bytes <= memory_bytes
-        found["too_large" if not fits else "near" if one.step_s <= limit_s else "slower"].append(one)
-    found["near"].sort(key=lambda one: (one.memory_bytes, one.step_s))
-    found["slower"].sort(key=lambda one: (one.step_s, one.memory_bytes))
-    found["too_large"].sort(key=lambda one: one.memory_bytes)
-    return [(standing, one) for standing, some in found.items() for one in some]
+        by_standing["too_large" if not fits else "near" if one.step_s <= limit_s else "slower"].append(one)
+    by_standing["near"].sort(key=lambda one: (one.memory_bytes, one.step_s))
+    by_standing["slower"].sort(key=lambda one: (one.step_s, one.memory_bytes))
+    by_standing["too_large"].sort(key=lambda one: one.memory_bytes)
+    return [(standing, one) for standing, estimates in by_standing.items() for one in estimates]

@@ -47,12 +47,12 @@ class ExecutionOrder:
 
     def after(self, unit: Flats) -> Flats | None:
         """Record a unit; return the unit expected after it, or None."""
-        place = len(self._now)
+        index = len(self._now)
         self._now.append(unit)
-        if not (self._is_as_expected and place < len(self._last) and self._last[place] is unit):
+        if not (self._is_as_expected and index < len(self._last) and self._last[index] is unit):
             self._is_as_expected = False
             return None
-        return self._last[place + 1] if place + 1 < len(self._last) else None
+        return self._last[index + 1] if index + 1 < len(self._last) else None
 
 
 class Prefetcher:
@@ -65,11 +65,11 @@ class Prefetcher:
         self._fetched: Flats = ()
         self._reducing: deque[Sequence[tuple[Work, Tensor]]] = deque()
 
-    def begin(self, which: Pass) -> None:
+    def begin(self, kind: Pass) -> None:
         """Start a pass through the whole model."""
         self.end()
         # `end` comes first: an exception may have cut the previous pass short
-        self._order = self._orders[which]
+        self._order = self._orders[kind]
         self._order.begin()
 
     def end(self) -> None:

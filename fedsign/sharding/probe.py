@@ -38,8 +38,8 @@ def measured(per_group: int) -> tuple[Network, int] | None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device else "gloo")
     try:
-        found = probe(Grouping.of(ranks=dist.get_world_size(), per_group=per_group), device=device)
-        return (found, dist.get_world_size()) if dist.get_rank() == 0 else None
+        network = probe(Grouping.of(ranks=dist.get_world_size(), per_group=per_group), device=device)
+        return (network, dist.get_world_size()) if dist.get_rank() == 0 else None
     finally:
         dist.destroy_process_group()
 
@@ -82,7 +82,7 @@ def _bps(collectives: Collectives, scope: Scope, num_bytes: int, device: torch.d
     gather = Collective(scope=scope, operation=Operation.ALL_GATHER)
     takes_part = not alone or collectives.grouping.local_of(collectives.rank) == 0
     tensor = torch.zeros(num_bytes // 4, device=device)
-    found = []
+    rates = []
     for repetition in range(_REPETITIONS + 1):
         collectives.counts.pop(gather, None)
         dist.barrier()  # or waiting for a late rank would count as transfer
@@ -92,8 +92,8 @@ def _bps(collectives: Collectives, scope: Scope, num_bytes: int, device: torch.d
                 torch.cuda.synchronize(device)
             count = collectives.counts[gather]
             if repetition:  # the first one includes connecting
-                found.append(8 * (count.intra_bytes + count.inter_bytes) / count.elapsed_s)
+                rates.append(8 * (count.intra_bytes + count.inter_bytes) / count.elapsed_s)
     # infinite for a rank that did not send, so that it does not count in the minimum
-    least = torch.tensor(statistics.median(found) if found else torch.inf, dtype=torch.double, device=device)
+    least = torch.tensor(statistics.median(rates) if rates else torch.inf, dtype=torch.double, device=device)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     return float(least)

@@ -86,14 +86,14 @@ def load(sharded: Sharded, folder: Path) -> None:
     missing = sorted(state.keys() - known.keys())
     if missing:
         raise ResultsError(f"{folder} has no {', '.join(missing)}; load it into the model that it was saved from.")
-    found: list[tuple[Tensor, str, str]] = []
+    pieces: list[tuple[Tensor, str, str]] = []
     for piece in sharded.pieces:
         start = f"optimizer.{piece.name}."
         for name in known:
             key = name.removeprefix(start)
             if key == name or "." in key:  # another parameter, whose name may begin with this one's
                 continue
-            found.append((piece.tensor, key, name))
+            pieces.append((piece.tensor, key, name))
             described = known[name]
             if not isinstance(described, TensorStorageMetadata):
                 state[name] = None  # a number, which loading sets
@@ -103,7 +103,7 @@ def load(sharded: Sharded, folder: Path) -> None:
             else:
                 state[name] = torch.zeros(described.size, dtype=described.properties.dtype)
     load_state(state, checkpoint_id=folder)
-    for tensor, key, name in found:
+    for tensor, key, name in pieces:
         value = state[name]
         sharded.optimizer.state[tensor][key] = value.piece if isinstance(value, _Part) else value
     for flat in sharded.flats:  # the masters were read, the shards follow from them

@@ -34,20 +34,20 @@ class StoredWeights:
                     f"weights={path} was given, but {file.name} is no {_SUFFIX} file that can be read; give another."
                 ) from error
         kept = model.state_dict().keys()
-        asked = [*model.named_parameters(), *((name, each) for name, each in model.named_buffers() if name in kept)]
-        for name, tensor in asked:
+        expected = [*model.named_parameters(), *((name, each) for name, each in model.named_buffers() if name in kept)]
+        for name, tensor in expected:
             if shapes.get(name) != list(tensor.shape):
-                told = f"has '{name}' as {shapes[name]}" if name in shapes else f"has no '{name}'"
+                difference = f"has '{name}' as {shapes[name]}" if name in shapes else f"has no '{name}'"
                 raise ConfigError(
-                    f"weights={path} {told}, but the model has it as {list(tensor.shape)}; "
+                    f"weights={path} {difference}, but the model has it as {list(tensor.shape)}; "
                     "give the weights of this model."
                 )
 
     def read(self, name: str) -> Tensor:
         """Read one tensor."""
         with safe_open(self._file_of[name], framework="pt") as file:
-            found: Tensor = file.get_tensor(name)
-        return found
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
 
 
 def make_room(model: nn.Module, device: torch.device) -> None:

@@ -51,11 +51,11 @@ def _assign(
 
 def default_units(model: nn.Module) -> list[nn.Module]:
     """The children, if they have parameters, of every outermost ModuleList and Sequential."""
-    found: list[nn.Module] = []
+    units: list[nn.Module] = []
     for child in model.children():
         is_called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
         if isinstance(model, nn.ModuleList | nn.Sequential) and is_called:
-            found += [child] if any(True for _ in child.parameters()) else []
+            units += [child] if any(True for _ in child.parameters()) else []
         else:
-            found += default_units(child)
-    return list({id(each): each for each in found}.values())
+            units += default_units(child)
+    return list({id(each): each for each in units}.values())

@@ -92,13 +92,13 @@ class SignAgreement:
         signs = np.empty(min(values.size, _BLOCK), np.bool_)
         for begin in range(0, values.size, _BLOCK):
             part = values[begin : begin + _BLOCK]
-            place = slice(start + begin, start + begin + part.size)
-            before, found = self._before[place], signs[: part.size]
+            span = slice(start + begin, start + begin + part.size)
+            before, equal = self._before[span], signs[: part.size]
             thresholds: list[Any] = [0, 0, before, before]
             for count, compare, to in zip(self._counts, (np.greater, np.less) * 2, thresholds, strict=True):
-                compare(part, to, out=found)
+                compare(part, to, out=equal)
                 # viewed as bytes, because adding booleans would convert them first
-                count[place] += found.view(np.uint8)
+                count[span] += equal.view(np.uint8)
 
     def _sums(self, counts: NDArray[Any], starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Per layer: ordered pairs that agree, ordered pairs, clients that agree with the received model, clients."""
@@ -148,8 +148,8 @@ def round_hook(workload: Workload, strategy: object, folder: RunFolder, *, round
 def _flat(tensor: Tensor) -> NDArray[Any]:
     """Flatten a tensor; bf16, which NumPy lacks, becomes float32, which preserves signs and order."""
     tensor = tensor.detach().cpu()
-    found: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).reshape(-1).numpy()
-    return found
+    flat: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).reshape(-1).numpy()
+    return flat
 
 
 def _shares(sums: NDArray[np.int64]) -> dict[str, float | None]:

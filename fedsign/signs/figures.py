@@ -14,22 +14,22 @@ _MARKERS = "osD^vP*X"  # one per pair of models
 _LONGEST = 26  # characters of a layer's name
 
 
-def sign_figures(found: Found) -> dict[str, Draw]:
+def sign_figures(analysis: Found) -> dict[str, Draw]:
     """Figure name -> drawing function: the layers, and the rounds of a run that recorded its clients' signs."""
-    drawn: dict[str, Draw] = {"layers": partial(draw, layers_chart(found))}
-    if "rounds" in found.arrays:
-        drawn["rounds"] = partial(draw_rounds, found)
+    drawn: dict[str, Draw] = {"layers": partial(draw, layers_chart(analysis))}
+    if "rounds" in analysis.arrays:
+        drawn["rounds"] = partial(draw_rounds, analysis)
     return drawn
 
 
-def layers_chart(found: Found) -> Chart:
+def layers_chart(analysis: Found) -> Chart:
     """The same-sign ratio per layer, with a mark for each pair of models."""
-    layers = list(found.facts["layers"])
+    layers = list(analysis.facts["layers"])
     series = []
-    for color, (pair, marker) in enumerate(zip(found.summary, _MARKERS, strict=False)):
+    for color, (pair, marker) in enumerate(zip(analysis.summary, _MARKERS, strict=False)):
         of_pair = {
             row["layer"]: row["same_sign_ratio"]
-            for row in found.rows
+            for row in analysis.rows
             if (row["first"], row["second"]) == (pair["first"], pair["second"])
         }
         name = f"{_short(pair['first'])}, {_short(pair['second'])}"
@@ -44,9 +44,9 @@ def layers_chart(found: Found) -> Chart:
     )
 
 
-def draw_rounds(found: Found) -> "Figure":
+def draw_rounds(analysis: Found) -> "Figure":
     """How far clients keep the signs of the received model: layers from top to bottom, rounds from left to right."""
-    layers, rounds, values = found.arrays["layers"], found.arrays["rounds"], found.arrays["models_global"]
+    layers, rounds, values = analysis.arrays["layers"], analysis.arrays["rounds"], analysis.arrays["models_global"]
     drawn = empty(0.9 + 0.16 * len(layers))
     axes = drawn.add_subplot()
     edges = (float(rounds[0]) - 0.5, float(rounds[-1]) + 0.5, len(layers) - 0.5, -0.5)

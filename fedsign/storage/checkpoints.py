@@ -62,7 +62,7 @@ def rewind(folder: RunFolder) -> int:
     round = max(paths, default=0)
     records: Mapping[str, str] = {}
     if paths:
-        with _damage_said(paths[round]):
+        with _damage_reported(paths[round]):
             records = _state(paths[round]).get("records", {})
     folder.rewind(round, records)
     return round
@@ -104,12 +104,12 @@ def rounds_on_disk(folder: Path) -> list[int]:
 
 def client_versions_on_disk(folder: Path) -> dict[int, dict[int, int]]:
     """Round -> versions of the clients' states, for every complete checkpoint."""
-    found = {}
+    versions = {}
     for path in _paths(folder).values():
-        with _damage_said(path):
+        with _damage_reported(path):
             state = _state(path)
-            found[int(state["round"])] = _client_versions(path, state)
-    return found
+            versions[int(state["round"])] = _client_versions(path, state)
+    return versions
 
 
 def set_damaged_aside(folder: Path) -> None:
@@ -150,19 +150,19 @@ def load(path: Path) -> Checkpoint:
     Raises:
         ResumeError: it is damaged or of another format.
     """
-    with _damage_said(path):
+    with _damage_reported(path):
         state = _state(path)
         # by the manifest: a missing file must raise, not look like an optional one
         names = state["files"] if state["format"] == FORMAT else {file.stem for file in path.glob("*.safetensors")}
-        found = {name: _read(path, name, state) for name in names}
+        tables = {name: _read(path, name, state) for name in names}
         return Checkpoint(
             round=state["round"],
-            served=found["served"],
-            evaluated=found.get("evaluated"),
-            strategy=found.get("strategy", {}),
+            served=tables["served"],
+            evaluated=tables.get("evaluated"),
+            strategy=tables.get("strategy", {}),
             client_versions=_client_versions(path, state),
             facts={key: value for key, value in state.items() if key not in _OWN_FACTS},
-            tables={name: _versions_in(table) for name, table in found.items() if name not in _OWN_FILES},
+            tables={name: _versions_in(table) for name, table in tables.items() if name not in _OWN_FILES},
             records=state.get("records", {}),
             states=state.get("states", ""),
         )
@@ -252,7 +252,7 @@ def _versions_in(table: Tensors) -> dict[int, int]:
 
 
 @contextmanager
-def _damage_said(path: Path) -> Iterator[None]:
+def _damage_reported(path: Path) -> Iterator[None]:
     """Turn the errors of a damaged checkpoint into a ResumeError."""
     try:
         yield

@@ -20,10 +20,10 @@ _LINK = re.compile(r', "chain": "(.{16})"\}\Z')
 
 def digest_of(*parts: Any) -> str:
     """The 128-bit XXH3 digest in hex."""
-    found = xxh3_128()
+    hasher = xxh3_128()
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        hasher.update(part)
+    return hasher.hexdigest()
 
 
 def sealed(text: str) -> str:
@@ -37,10 +37,10 @@ def check_seal(text: str) -> bool:
     Raises:
         ValueError: it is sealed, but was changed.
     """
-    found = _SEAL.match(text)
-    if found is None:
+    match = _SEAL.match(text)
+    if match is None:
         return False
-    start, end = found.end(), found.end() + len(BLANK)
+    start, end = match.end(), match.end() + len(BLANK)
     if digest_of((text[:start] + BLANK + text[end:]).encode()) != text[start:end]:
         raise ValueError("its digest does not match")
     return True
@@ -71,8 +71,8 @@ def chained(line: str, before: str) -> str:
 
 def chain_of(line: str) -> str:
     """The chain of a line; empty if it has none."""
-    found = _LINK.search(line)
-    return found[1] if found else ""
+    link = _LINK.search(line)
+    return link[1] if link else ""
 
 
 def unchained(lines: list[str]) -> Iterator[str]:

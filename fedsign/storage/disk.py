@@ -55,11 +55,11 @@ def is_private(path: Path) -> bool:
 
 
 @contextmanager
-def exclusive(path: Path, *, what: str) -> Iterator[None]:
+def exclusive(path: Path, *, name: str) -> Iterator[None]:
     """Hold the lock file `path`; the system releases it when the process dies, however it dies.
 
     Raises:
-        ResultsError: another process holds it; the message names `what` is locked.
+        ResultsError: another process holds it; the message names `name` is locked.
     """
     with disk_errors(path), path.open("a+", encoding="utf-8") as file:  # "w" would erase the holder's process id
         try:
@@ -67,7 +67,7 @@ def exclusive(path: Path, *, what: str) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             holder = file.read().strip() or "unknown"
-            raise ResultsError(f"{what} is being played by process {holder}; wait for it or stop it.") from error
+            raise ResultsError(f"{name} is in use by process {holder}; wait for it or stop it.") from error
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()  # for the message of a process that finds the lock held
@@ -76,11 +76,11 @@ def exclusive(path: Path, *, what: str) -> Iterator[None]:
 
 def fresh_path(path: Path) -> Path:
     """The path, with a number appended if it exists."""
-    found, number = path, 1
-    while found.exists():
+    fresh, number = path, 1
+    while fresh.exists():
         number += 1
-        found = path.with_name(f"{path.name}-{number}")
-    return found
+        fresh = path.with_name(f"{path.name}-{number}")
+    return fresh
 
 
 def is_held(path: Path) -> bool:

@@ -87,7 +87,7 @@ class RunFolder:
         Raises:
             ResultsError: another process holds the lock.
         """
-        return exclusive(self.path / "lock", what=f"the run in {self.path}")
+        return exclusive(self.path / "lock", name=f"the run in {self.path}")
 
     def rounds(self) -> list[Record]:
         """The records of all complete rounds."""
@@ -105,16 +105,16 @@ class RunFolder:
         """
         states = sorted(self.checkpoints.glob("round-??????/state.json"))
         chains = read_json(states[-1]).get("records", {}) if states else {}
-        return read_lines(self.path / name, until=chains.get(name, ""))
+        return read_records(self.path / name, until=chains.get(name, ""))
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a small JSON file atomically."""
         write_text(self.path / name, digests.sealed_json(value))
 
-    def append(self, name: str, line: Mapping[str, Any], *, durable: bool = False) -> None:
+    def append(self, name: str, record: Mapping[str, Any], *, durable: bool = False) -> None:
         """Append a chained record to a .jsonl file; `durable` syncs it to disk."""
         path = self.path / name
-        text = json.dumps({key: _finite(value) for key, value in line.items()})
+        text = json.dumps({key: _finite(value) for key, value in record.items()})
         with disk_errors(path):
             append_bytes(path, (digests.chained(text, _last_chain(path)) + "\n").encode(), durable=durable)
 
@@ -132,7 +132,7 @@ class RunFolder:
             if path.name != "outcome.json":
                 read_json(path)
         for name in {*chains, *(path.name for path in self.path.glob("*.jsonl"))}:  # a file in `chains` may be missing
-            read_lines(self.path / name, until=chains.get(name, ""))
+            read_records(self.path / name, until=chains.get(name, ""))
 
     def rewind(self, round: int, chains: Mapping[str, str] | None = None) -> None:
         """Drop everything after a round, and a partial line that a kill may have left.
@@ -142,12 +142,12 @@ class RunFolder:
                 incomplete up to the round.  Nothing was changed.
         """
         self.check_records(chains or {})
-        found = [line["round"] for line in self.rounds() if line["round"] <= round]
-        if found != list(range(1, round + 1)):
+        rounds = [record["round"] for record in self.rounds() if record["round"] <= round]
+        if rounds != list(range(1, round + 1)):
             raise ResumeError(
                 f"{self.path / 'rounds.jsonl'} does not hold one record for each of the rounds 1 to {round} that the "
                 "newest "
-                f"checkpoint has behind it (found: {len(found)}); restore the file from a copy, or start a new run."
+                f"checkpoint has behind it (found: {len(rounds)}); restore the file from a copy, or start a new run."
             )
         remove_partials(self.path)
         remove_partials(self.checkpoints)
@@ -155,12 +155,12 @@ class RunFolder:
         (self.path / "outcome.json").unlink(missing_ok=True)
         # not privacy.jsonl: what was released stays released
         self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "sites.jsonl")
-        keep_lines(self.path / "members.jsonl")  # keep later events: repeating the rounds does not repeat them
+        keep_records(self.path / "members.jsonl")  # keep later events: repeating the rounds does not repeat them
 
     def drop_after(self, round: int, *names: str) -> None:
         """Drop the records of .jsonl files after a round."""
         for path in map(self.path.joinpath, names):
-            keep_lines(path, lambda line: bool(line["round"] <= round))
+            keep_records(path, lambda record: bool(record["round"] <= round))
 
 
 def create(
@@ -212,7 +212,7 @@ def find_runs(root: Path) -> list[RunFolder]:
     return [RunFolder(config.parent) for config in sorted(root.glob("*/*/config.toml"))]
 
 
-def read_lines(path: Path, *, until: str = "") -> list[Record]:
+def read_records(path: Path, *, until: str = "") -> list[Record]:
     """The complete records of a .jsonl file; a last line without a newline was cut off by a kill.
 
     Raises:
@@ -220,19 +220,19 @@ def read_lines(path: Path, *, until: str = "") -> list[Record]:
     """
     try:
         texts = _texts(path)
-        lines = [json.loads(line) for line in digests.unchained(texts)]
+        records = [json.loads(text) for text in digests.unchained(texts)]
         if until and until not in map(digests.chain_of, texts):
-            raise ValueError(f"{len(lines)} lines are left; a checkpoint counts on more")
+            raise ValueError(f"{len(records)} lines are left; a checkpoint counts on more")
     except (OSError, ValueError) as error:
         raise damaged(path, error) from error
-    return lines
+    return records
 
 
-def keep_lines(path: Path, wanted: Callable[[Record], bool] = lambda line: True) -> None:
+def keep_records(path: Path, wanted: Callable[[Record], bool] = lambda record: True) -> None:
     """Keep the wanted records of a .jsonl file; the others must be at its end.  Also drops a partial last line."""
     if path.exists():
-        kept = zip(_texts(path), read_lines(path), strict=True)
-        write_text(path, "".join(f"{text}\n" for text, line in kept if wanted(line)))
+        kept = zip(_texts(path), read_records(path), strict=True)
+        write_text(path, "".join(f"{text}\n" for text, record in kept if wanted(record)))
 
 
 def read_json(path: Path) -> Record:
@@ -252,13 +252,13 @@ def damaged(path: Path, error: Exception) -> ResumeError:
     return ResumeError(f"{path} is missing or damaged ({error}); restore it from a copy, or start a new run.")
 
 
-def final_value(lines: list[Record], key: str, *, last: int = 5) -> float | None:
+def final_value(records: list[Record], key: str, *, last: int = 5) -> float | None:
     """Mean of a metric over the last rounds; None if a value is missing.
 
     >>> final_value([{"accuracy": 0.5}, {"accuracy": 1.0}], "accuracy")
     0.75
     """
-    values = [line.get(key) for line in lines[-last:]]
+    values = [record.get(key) for record in records[-last:]]
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
 

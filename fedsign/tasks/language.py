@@ -73,13 +73,13 @@ class Language:
             expected = [1, num, num_outputs]
             try:
                 with torch.no_grad():
-                    found = list(model.eval()(tokens).shape)
+                    shape = list(model.eval()(tokens).shape)
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:  # the input does not fit
                 why = f"it raises {type(error).__name__}: {str(error).strip()[:200]}"
             else:
-                if found[:-1] == expected[:-1] and found[-1] >= expected[-1]:
+                if shape[:-1] == expected[:-1] and shape[-1] >= expected[-1]:
                     return
-                why = f"it gives outputs of the shape {found}"
+                why = f"it gives outputs of the shape {shape}"
             finally:
                 model.train(was_training)
         raise ConfigError(

@@ -167,8 +167,8 @@ class Connection:
         Raises:
             EngineError: it belongs to another user.
         """
-        found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, user, _ = _CREDENTIALS.unpack(found)
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, _ = _CREDENTIALS.unpack(credentials)
         if user != os.getuid():
             raise EngineError(
                 f"a process of user {user} is at the other end, but only user {os.getuid()} is trusted; "

@@ -37,13 +37,13 @@ def accept(
         JoinError: the peer has other facts or another key, or does not finish in time.
     """
     with connection.deadline(timeout_s):
-        mine = secrets.token_hex()
-        connection.send({"nonce": mine})
+        nonce = secrets.token_hex()
+        connection.send({"nonce": nonce})
         hello = connection.receive(max_header=_MAX_HEADER_BYTES)
         if hello is None:
             raise JoinError(f"it did not complete FedSign's handshake within {timeout_s:g} s.")
         why_not = _disagreement(facts, hello.get("facts"))
-        if not why_not and not _proves(connection, hello, key, _CONNECTING, mine, hello.get("nonce")):
+        if not why_not and not _proves(connection, hello, key, _CONNECTING, nonce, hello.get("nonce")):
             why_not = (
                 "the connecting machine has another secret than the listening one, or somebody is between them; "
                 f"{remedy}."
@@ -51,7 +51,7 @@ def accept(
         if why_not:
             connection.send({"refused": why_not})
             raise JoinError(why_not)
-        connection.send({"proof": _proof(connection, key, _LISTENING, mine, hello.get("nonce"))})
+        connection.send({"proof": _proof(connection, key, _LISTENING, nonce, hello.get("nonce"))})
 
 
 def connect(connection: Connection, key: bytes, *, facts: Mapping[str, object], timeout_s: float = HANDSHAKE_S) -> bool:
@@ -61,17 +61,17 @@ def connect(connection: Connection, key: bytes, *, facts: Mapping[str, object], 
         JoinError: it refuses this end, or does not know the key.
     """
     with connection.deadline(timeout_s):
-        mine, hello = secrets.token_hex(), connection.receive(max_header=_MAX_HEADER_BYTES)
+        nonce, hello = secrets.token_hex(), connection.receive(max_header=_MAX_HEADER_BYTES)
         if hello is None or "nonce" not in hello:
             return False
-        proof = _proof(connection, key, _CONNECTING, hello["nonce"], mine)
-        connection.send({"facts": dict(facts), "nonce": mine, "proof": proof})
+        proof = _proof(connection, key, _CONNECTING, hello["nonce"], nonce)
+        connection.send({"facts": dict(facts), "nonce": nonce, "proof": proof})
         answer = connection.receive(max_header=_MAX_HEADER_BYTES)
         if answer is None:
             return False
         if "refused" in answer:
             raise JoinError(str(answer["refused"]))
-        if not _proves(connection, answer, key, _LISTENING, hello["nonce"], mine):
+        if not _proves(connection, answer, key, _LISTENING, hello["nonce"], nonce):
             raise JoinError(
                 "the listening machine does not know the secret; check the address, and --secret-file on both."
             )
@@ -108,11 +108,11 @@ def read_key(file: str, *, is_loopback: bool, given_as: str) -> bytes:
     return content
 
 
-def _disagreement(mine: Mapping[str, object], theirs: object) -> str:
+def _disagreement(ours: Mapping[str, object], theirs: object) -> str:
     """A sentence about the first fact that differs; empty if all agree."""
     if not isinstance(theirs, dict):
         return "the connecting machine does not speak FedSign's protocol."
-    for name, value in mine.items():
+    for name, value in ours.items():
         if theirs.get(name) != value:
             return (
                 f"the connecting machine has {name} {theirs.get(name)}, but the listening one has {value}; "

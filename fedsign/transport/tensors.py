@@ -37,41 +37,41 @@ _BLOCK_BYTES = 2**30  # address space, not memory; fewer mappings, since each on
 class Layout:
     """The layout of tensors in a byte buffer, with strides, since the order of summation may depend on them."""
 
-    places: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], int], ...]  # name, dtype, shape, strides, offset
+    entries: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], int], ...]  # name, dtype, shape, strides, offset
     num_bytes: int
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], *, contiguous: bool = False) -> "Layout":
         """A layout for these tensors, each dense and aligned; `contiguous` ignores their strides."""
-        places, offset = [], 0
+        entries, offset = [], 0
         order = torch.contiguous_format if contiguous else torch.preserve_format
         for name, tensor in tensors.items():
             # the tensor's own, if it is dense
             strides = torch.empty_like(tensor, device="meta", memory_format=order).stride()
-            places.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides, offset))
+            entries.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides, offset))
             offset += aligned(tensor.numel() * tensor.element_size())
-        return cls(tuple(places), offset)
+        return cls(tuple(entries), offset)
 
     @staticmethod
     @lru_cache  # few layouts recur in all messages
     def from_json(text: str) -> "Layout":
         """Parse what `as_json` returned."""
-        places, num_bytes = json.loads(text)
+        entries, num_bytes = json.loads(text)
         return Layout(
-            tuple((name, dtype, tuple(a), tuple(b), offset) for name, dtype, a, b, offset in places), num_bytes
+            tuple((name, dtype, tuple(a), tuple(b), offset) for name, dtype, a, b, offset in entries), num_bytes
         )
 
     def as_json(self) -> str:
         """Serialize for a message."""
-        return json.dumps([self.places, self.num_bytes])
+        return json.dumps([self.entries, self.num_bytes])
 
     def read(self, memory: Tensor) -> Tensors:
         """The tensors in a buffer [bytes], as views."""
-        found = {}
-        for name, dtype, shape, strides, offset in self.places:
+        tensors = {}
+        for name, dtype, shape, strides, offset in self.entries:
             kind: torch.dtype = getattr(torch, dtype)
-            found[name] = memory[offset : offset + prod(shape) * kind.itemsize].view(kind).as_strided(shape, strides)
-        return found
+            tensors[name] = memory[offset : offset + prod(shape) * kind.itemsize].view(kind).as_strided(shape, strides)
+        return tensors
 
     def write(self, tensors: Mapping[str, Tensor], memory: Tensor) -> None:
         """Copy tensors of this layout into a buffer [bytes].
@@ -84,8 +84,8 @@ class Layout:
                 f"tensors of {self.num_bytes} bytes were to be sent, but expected {len(memory)} at most, "
                 "a multiple of the model's; let the objective keep or send less."
             )
-        for name, place in self.read(memory).items():
-            place.copy_(tensors[name])
+        for name, target in self.read(memory).items():
+            target.copy_(tensors[name])
 
 
 def aligned(num_bytes: int, to: int = _ALIGNMENT) -> int:
@@ -115,11 +115,11 @@ class SharedFile:
 
     def view(self, slot: int) -> memoryview:
         """A slot as a buffer."""
-        number, place = divmod(slot, self._slots_per_block)
+        number, index = divmod(slot, self._slots_per_block)
         if number not in self._blocks:
             num_bytes = self._block_bytes()
             self._blocks[number] = mmap.mmap(self.descriptor, num_bytes, offset=number * num_bytes)
-        start = place * self.slot_bytes
+        start = index * self.slot_bytes
         return memoryview(self._blocks[number])[start : start + self.slot_bytes]
 
     def _block_bytes(self) -> int:
@@ -146,8 +146,8 @@ class Slots(SharedFile):
         """A free slot."""
         if self._ended:
             return self._ended.pop().slot  # the most recently used one, whose pages are mapped
-        number, place = divmod(self.num_slots, self._slots_per_block)
-        if place == 0:
+        number, index = divmod(self.num_slots, self._slots_per_block)
+        if index == 0:
             os.ftruncate(self.descriptor, (number + 1) * self._block_bytes())
         self.num_slots += 1
         return self.num_slots - 1

@@ -46,13 +46,13 @@ def _listening() -> tuple[ssl.SSLContext, str]:
 
     key, name, now = ec.generate_private_key(ec.SECP256R1()), x509.Name([]), datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + _VALID)
-    made, pem = builder.sign(key, hashes.SHA256()), serialization.Encoding.PEM
+    signed, pem = builder.sign(key, hashes.SHA256()), serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # see [Note: TLS] in fedsign.transport.connection
     with tempfile.NamedTemporaryFile() as file:  # readable by the owner only, deleted right after
-        file.write(private + made.public_bytes(pem))
+        file.write(private + signed.public_bytes(pem))
         file.flush()
         context.load_cert_chain(file.name)
-    return context, hashlib.sha256(made.public_bytes(serialization.Encoding.DER)).hexdigest()
+    return context, hashlib.sha256(signed.public_bytes(serialization.Encoding.DER)).hexdigest()

@@ -46,19 +46,19 @@ def ablate(
     from fedsign.ablation.controls import GROUPS, controls_of
     from fedsign.ablation.page import as_json, rows_of
     from fedsign.ablation.reading import read
-    from simulations.ablation import play as playing
+    from simulations.ablation import execution
     from simulations.comparison.command import seeds_option
     from simulations.comparison.request import NUM_SEEDS
 
     experiment = configs.load(config, [f"strategy.name={strategy}", *(overrides or [])])
     if list_all:
-        rows = controls_of(playing.method_of(playing.prepared(strategy, experiment)))
+        rows = controls_of(execution.method_of(execution.prepared(strategy, experiment)))
         print_table(
             [{"control": row.key, "group": GROUPS[row.group], "is": f"{row.label}: {row.text}"} for row in rows]
         )
         return
     try:
-        done = playing.ablate(
+        comparison = execution.ablate(
             strategy,
             experiment,
             seeds=NUM_SEEDS if seeds is None else seeds_option(seeds),
@@ -70,12 +70,12 @@ def ablate(
         )
     except KeyboardInterrupt:
         raise Stopped("stopped; finished runs are kept; repeat the command to continue.") from None
-    found = read(done)
+    ablation = read(comparison)
     if json:
-        print_json(as_json(found))
+        print_json(as_json(ablation))
     else:
-        print_table(rows_of(found), wide=True)
-        print(*["", *found.sentences], sep="\n")
-        print(f"page    {done.path / 'ablation.html'}")
-    if found.summary.failed:
+        print_table(rows_of(ablation), wide=True)
+        print(*["", *ablation.sentences], sep="\n")
+        print(f"page    {comparison.path / 'ablation.html'}")
+    if ablation.summary.failed:
         raise typer.Exit(1)

@@ -34,7 +34,7 @@ def intra_op_threads(num_threads: int) -> Iterator[None]:
     try:
         yield
     finally:
-        # the process may be a notebook or a worker with other runs to play
+        # the process may be a notebook or a worker with other runs to run
         torch.set_num_threads(before)
 
 

@@ -42,7 +42,7 @@ class Ray:
 
     rules: ClassVar[tuple[Rule[Any], ...]] = (
         Rule(
-            lambda its: its.engine.gpus_per_client and its.engine.device == "cpu",
+            lambda config: config.engine.gpus_per_client and config.engine.device == "cpu",
             (
                 "engine.gpus_per_client={engine.gpus_per_client:g} was given with engine.device=cpu, which leaves "
                 "the GPUs idle"
@@ -50,13 +50,13 @@ class Ray:
             "give engine.device=cuda, or engine.gpus_per_client=0",
         ),
         Rule(
-            lambda its: not its.engine.gpus_per_client and its.engine.device.startswith("cuda"),
+            lambda config: not config.engine.gpus_per_client and config.engine.device.startswith("cuda"),
             "engine.device={engine.device} was given with engine.gpus_per_client=0, so that Ray would hand out no GPU",
             "give the share of one that a client takes, such as engine.gpus_per_client=0.25",
         ),
         Rule(
-            lambda its: (
-                its.engine.address and next((name for name in _OF_A_CLUSTER if name in its.engine.init_args), "")
+            lambda config: (
+                config.engine.address and next((name for name in _OF_A_CLUSTER if name in config.engine.init_args), "")
             ),
             (
                 "engine.init_args.{found} was given with engine.address={engine.address}, but a cluster that is "
@@ -77,7 +77,7 @@ class Ray:
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
     ) -> None:
         # here, not in `execute`: `requirement` and options are checked before a run's folder exists
-        ray = require("ray", extra="ray", what="engine.name=ray")
+        ray = require("ray", extra="ray", feature="engine.name=ray")
         _check_resources(ray, client_resources)
         _check_init_args(ray, init_args)
         # Ray packs as many actors on a machine as these allow, which is Flower's only limit on concurrency

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedsign.errors import ConfigError
 from simulations.options import JsonOption, NumbersOption, SetOption, ShowConfigOption
-from simulations.printing import print_found, print_json, print_table
+from simulations.printing import print_analysis, print_json, print_table
 
 
 def condense(
@@ -32,18 +32,18 @@ def condense(
     if resume is not None:
         if config is not None or overrides or out is not None:
             raise ConfigError("--resume goes on with a condensation's own configuration and folder: drop the others.")
-        lines, written = condensing.resume(resume)
+        records, written = condensing.resume(resume)
     else:
-        asked = settings.load(config, overrides or [])
+        condensation = settings.load(config, overrides or [])
         if show_config:
-            typer.echo(asked.to_toml(), nl=False)
+            typer.echo(condensation.to_toml(), nl=False)
             return
-        lines, written = condensing.condense(asked, out or Path("condensations") / asked.name)
-    start, accuracy = (lines[at]["accuracy"] for at in (0, -1))
+        records, written = condensing.condense(condensation, out or Path("condensations") / condensation.name)
+    start, accuracy = (records[at]["accuracy"] for at in (0, -1))
     if json:
-        print_json({"accuracy": accuracy, "lines": lines, "files": [str(path) for path in written]})
+        print_json({"accuracy": accuracy, "lines": records, "files": [str(path) for path in written]})
         return
-    print_table([{"accuracy": f"{accuracy:.4f}", "at the start": f"{start:.4f}", "steps": len(lines) - 1}])
+    print_table([{"accuracy": f"{accuracy:.4f}", "at the start": f"{start:.4f}", "steps": len(records) - 1}])
     for path in written:
         typer.echo(path)
 
@@ -85,7 +85,7 @@ def learn(
     if toml and json:
         raise ConfigError("--toml and --json were both given; expected one of them.")
     experiment = configs.load(config, overrides or [])
-    asked = learning.Asked(names=tuple(names), steps=steps, rounds=rounds, lr=lr, method=method)
+    options = learning.Options(names=tuple(names), steps=steps, rounds=rounds, lr=lr, method=method)
     console = Console(stderr=True, highlight=False, quiet=toml or json)
 
     def say(step: Any) -> None:
@@ -94,7 +94,7 @@ def learn(
     folder = out or Path("tuning") / f"{experiment.name}-learned"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
-    found = learning.learn(experiment, asked, on_step=say)
+    found = learning.learn(experiment, options, on_step=say)
     written = found.write(folder)
     learned = learning.learned_config(experiment, found).to_toml()
     file = folder / "learned.toml"
@@ -103,7 +103,7 @@ def learn(
         typer.echo(learned, nl=False)
         return
     remark = f"validation loss {found.facts['loss_before']:.4f} before, {found.facts['loss']:.4f} after\ntoml    {file}"
-    print_found(found, [*written, file], _row, remark, as_json=json)
+    print_analysis(found, [*written, file], _row, remark, as_json=json)
 
 
 def _row(row: Any) -> dict[str, str]:

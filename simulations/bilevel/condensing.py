@@ -22,7 +22,7 @@ from fedsign.errors import ResultsError, ResumeError
 from fedsign.storage.checkpoints import load_tensors, save_model
 from fedsign.storage.digests import BLANK, chain_of, chained, check_seal, sealed
 from fedsign.storage.disk import exclusive, write_text
-from fedsign.storage.results import read_lines
+from fedsign.storage.results import read_records
 from simulations.bilevel.page import write_page
 
 Record = dict[str, Any]
@@ -46,14 +46,14 @@ def condense(config: CondensationConfig, folder: Path) -> tuple[list[Record], li
     # built and evaluated before the folder is made: a mistake leaves nothing behind
     condensation = Condensation(config)
     progress = condensation.begin()
-    lines = [{"step": 0, "accuracy": condensation.evaluate(progress.meta)}]
+    records = [{"step": 0, "accuracy": condensation.evaluate(progress.meta)}]
     folder.mkdir(parents=True, exist_ok=True)
     with _held(folder):
         save_model(folder / _START, _with_classes(condensation, progress))
-        _save(folder, condensation, progress, lines, [])
+        _save(folder, condensation, progress, records, [])
         # last: `resume` takes a folder with a configuration for complete
         write_text(folder / _CONFIG, sealed(f"# digest: {BLANK}\n\n{config.to_toml()}"))
-        return _go_on(condensation, progress, folder, lines, [])
+        return _go_on(condensation, progress, folder, records, [])
 
 
 def resume(folder: Path) -> tuple[list[Record], list[Path]]:
@@ -72,39 +72,39 @@ def resume(folder: Path) -> tuple[list[Record], list[Path]]:
             progress = Progress(state, step=int(state.pop("step")))
             # derived from the labels and written for readers; here Adam would take it for a parameter
             del state[CLASSES]
-            lines, timings = (_read(folder / name, range(start, progress.step + 1)) for name, start in _FIRST.items())
+            records, timings = (_read(folder / name, range(start, progress.step + 1)) for name, start in _FIRST.items())
         except (OSError, SafetensorError, KeyError, ValueError, ResumeError) as error:
             raise ResultsError(f"the condensation in {folder} cannot be read ({error}); make it again.") from error
-        return _go_on(condensation, progress, folder, lines, timings)
+        return _go_on(condensation, progress, folder, records, timings)
 
 
 def _go_on(
-    condensation: Condensation, progress: Progress, folder: Path, lines: list[Record], timings: list[Record]
+    condensation: Condensation, progress: Progress, folder: Path, records: list[Record], timings: list[Record]
 ) -> tuple[list[Record], list[Path]]:
     config = condensation.config
     while progress.step < config.num_steps:
-        line = condensation.take(progress)
+        record = condensation.take(progress)
         # apart, so that steps.jsonl is the same whenever a condensation is repeated
-        timings.append({"step": line["step"], "time_s": line.pop("time_s")})
+        timings.append({"step": record["step"], "time_s": record.pop("time_s")})
         if progress.step % config.outer.evaluate_every == 0 or progress.step == config.num_steps:
-            line["accuracy"] = condensation.evaluate(progress.meta)
-        lines.append(line)
-        if "accuracy" in line:
-            _save(folder, condensation, progress, lines, timings)
+            record["accuracy"] = condensation.evaluate(progress.meta)
+        records.append(record)
+        if "accuracy" in record:
+            _save(folder, condensation, progress, records, timings)
     before, after = (load_tensors(folder / name)[IMAGES].numpy() for name in (_START, _IMAGES))
-    return lines, [folder / _IMAGES, *write_page(folder, condensation, lines, before=before, after=after)]
+    return records, [folder / _IMAGES, *write_page(folder, condensation, records, before=before, after=after)]
 
 
 def _save(
-    folder: Path, condensation: Condensation, progress: Progress, lines: list[Record], timings: list[Record]
+    folder: Path, condensation: Condensation, progress: Progress, records: list[Record], timings: list[Record]
 ) -> None:
     """Save records before images: resuming drops the records of steps that the images have not reached."""
-    for name, rows in ((_STEPS, lines), (_TIMINGS, timings)):
+    for name, rows in ((_STEPS, records), (_TIMINGS, timings)):
         # each line's digest covers the line before, so the file is chained anew from its first line
         chain, text = "", ""
         for row in rows:
-            line = chained(json.dumps(row), chain)
-            chain, text = chain_of(line), f"{text}{line}\n"
+            text_line = chained(json.dumps(row), chain)
+            chain, text = chain_of(text_line), f"{text}{text_line}\n"
         write_text(folder / name, text)
     save_model(folder / _IMAGES, _with_classes(condensation, progress))
 
@@ -118,11 +118,11 @@ def _with_classes(condensation: Condensation, progress: Progress) -> dict[str, t
 
 def _read(path: Path, steps: range) -> list[Record]:
     # records beyond the images belong to steps that are taken again
-    rows = [row for row in read_lines(path) if row["step"] in steps]
+    rows = [row for row in read_records(path) if row["step"] in steps]
     if [row["step"] for row in rows] != [*steps]:
         raise ValueError(f"{path.name} lacks steps")
     return rows
 
 
 def _held(folder: Path) -> Any:
-    return exclusive(folder / "lock", what=f"the condensation {folder}")
+    return exclusive(folder / "lock", name=f"the condensation {folder}")

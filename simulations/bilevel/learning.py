@@ -1,6 +1,6 @@
 """Learn hyperparameters by gradients through the rounds that use them.
 
-The rounds are the engine's, written as a function of the hyperparameters (`fedsign.bilevel.federated`). Each step plays
+The rounds are the engine's, written as a function of the hyperparameters (`fedsign.bilevel.federated`). Each step runs
 some rounds from the initial model, differentiates the resulting model's loss on held-out samples of the server, and
 updates the hyperparameters by Adam. Each step draws new cohorts and batches.
 """
@@ -45,7 +45,7 @@ _COLUMNS = 3  # of panels in the figure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class Options:
     """What to learn, and how. `rounds`: rounds per step; 0 for the experiment's."""
 
     names: tuple[str, ...]
@@ -65,8 +65,8 @@ class Learning:
         ConfigError: a setting cannot be learned, or a part of the experiment is not differentiable here.
     """
 
-    def __init__(self, config: ExperimentConfig, asked: Asked, *, dtype: torch.dtype = torch.float32) -> None:
-        self.asked, self._dtype = asked, dtype
+    def __init__(self, config: ExperimentConfig, options: Options, *, dtype: torch.dtype = torch.float32) -> None:
+        self.options, self._dtype = options, dtype
         self._workload, self._config = Workload(config), config
         validation = self._workload.dataset.validation
         if validation is None:
@@ -83,8 +83,8 @@ class Learning:
         self._objective = experiment.objective
         # float64 in tests, which compare hypergradients with differences
         self._model = experiment.model.to(dtype)
-        self._method: Method = plugins.build("hypergradient", asked.method, {})
-        self.num_rounds = asked.rounds or config.rounds
+        self._method: Method = plugins.build("hypergradient", options.method, {})
+        self.num_rounds = options.rounds or config.rounds
 
     @cached_property
     def start(self) -> Tree:
@@ -93,12 +93,12 @@ class Learning:
         Raises:
             ConfigError: there is no such setting, or it is 0, where its logarithm is undefined.
         """
-        return {name: raw_of(name, self._now(name)) for name in self.asked.names}
+        return {name: raw_of(name, self._now(name)) for name in self.options.names}
 
     def problem(self, step: int = 0) -> Problem:
         """Return the rounds of a step and the loss after them. Step 0 has the first rounds of the experiment's run."""
-        places = range(1, self.num_rounds + 1)
-        rounds = [self._round(step * self.num_rounds + place, place) for place in places]
+        positions = range(1, self.num_rounds + 1)
+        rounds = [self._round(step * self.num_rounds + position, position) for position in positions]
         # all held-out samples at once: one fixed outer loss, so that only the cohorts and batches vary
         features, targets = self._held_out.batch(torch.arange(len(self._held_out)))
         features, task = self._in_dtype(features), self._workload.task
@@ -118,23 +118,23 @@ class Learning:
             RoundError: training diverged.
         """
         state, team = Adam().begin(self.start), [self, *others]
-        for step in range(self.asked.steps + 1):
+        for step in range(self.options.steps + 1):
             # of the estimator's directions; cohorts and batches have the streams of their rounds
             seed = torch_generator(self._config.seed, Purpose.LEARNING, round=step + 1)
             meta = parameters_of(state)
             # the step after the last has the rounds of step 0 again, so that first and last loss can be compared
-            turn, place = step % self.asked.steps, step % self.asked.steps % len(team)
+            turn, index = step % self.options.steps, step % self.options.steps % len(team)
             # the bits of the rounds depend on the number of threads, as in a run
             with intra_op_threads(self._config.engine.threads):
-                found = self._method(team[place].problem(turn), meta, generator=seed)
+                estimate = self._method(team[index].problem(turn), meta, generator=seed)
             values = {name: each.tolist() for name, each in values_of(meta).items()}
-            if not math.isfinite(found.value):
+            if not math.isfinite(estimate.value):
                 raise RoundError(
                     f"the training diverged in step {step} with {values}; begin with a lower client.lr, or learn "
                     "with a lower --lr."
                 )
-            yield {"step": step, "loss": found.value, **values}
-            state = Adam().apply(state, found.gradient, self.asked.lr)
+            yield {"step": step, "loss": estimate.value, **values}
+            state = Adam().apply(state, estimate.gradient, self.options.lr)
 
     @cached_property
     def _inner(self) -> Federation:
@@ -154,25 +154,25 @@ class Learning:
 
     def _outputs(self, own: Tree, features: Tensor) -> Tensor:
         # no buffers are passed: `_RULES` refuses BatchNorm
-        found: Tensor = functional_call(self._model, own, (features,))
-        return found
+        outputs: Tensor = functional_call(self._model, own, (features,))
+        return outputs
 
-    def _round(self, number: int, place: int) -> Round:
-        """Build round `number` as the engine plays it, at the learning rate of round `place`."""
+    def _round(self, number: int, position: int) -> Round:
+        """Build round `number` as the engine runs it, at the learning rate of round `position`."""
         config = self._config
-        # the engine's own streams: step 0 plays the cohorts and batches of the experiment's first rounds
+        # the engine's own streams: step 0 runs the cohorts and batches of the experiment's first rounds
         rng = generator(config.seed, Purpose.SAMPLING, round=number)
         cohort = self._strategy.sample(number, range(config.partition.num_clients), config.server.cohort_size, rng)
         # by place: every step begins from the initial model, so its schedule begins anew
-        factor = config.client.schedule.build(min(place, config.rounds), config.rounds)
+        factor = config.client.schedule.build(min(position, config.rounds), config.rounds)
         return Round(clients=[Client(each, self._batches(each, number)) for each in cohort], factor=float(factor))
 
     def _batches(self, client: int, number: int) -> list[tuple[Tensor, Tensor]]:
         index = self._workload.share_of(client)
         rng = generator(self._config.seed, Purpose.BATCHES, round=number, partition=client)
         plan = Batching.of(self._config.client).schedule(len(index), rng)
-        places = (torch.from_numpy(index[chosen.numpy()]) for epoch in plan for chosen in epoch)
-        batches = map(self._workload.training_samples.batch, places)
+        indices = (torch.from_numpy(index[chosen.numpy()]) for epoch in plan for chosen in epoch)
+        batches = map(self._workload.training_samples.batch, indices)
         return [(self._in_dtype(features), targets) for features, targets in batches]
 
     def _in_dtype(self, features: Tensor) -> Tensor:
@@ -200,11 +200,13 @@ class Learning:
     def _weights(self) -> Tensor:
         """Return the weights of all clients, which sum to 1."""
         strategy, clients = self._strategy, range(self._config.partition.num_clients)
-        found: Sequence[float] = strategy.weights
-        if not found and strategy.weighting == "uniform":
+        weights_given: Sequence[float] = strategy.weights
+        if not weights_given and strategy.weighting == "uniform":
             # a softmax learns them, so that only ratios count
-            found = [1.0 for _ in clients]
-        weights = torch.tensor(found or [len(self._workload.share_of(each)) for each in clients], dtype=self._dtype)
+            weights_given = [1.0 for _ in clients]
+        weights = torch.tensor(
+            weights_given or [len(self._workload.share_of(each)) for each in clients], dtype=self._dtype
+        )
         return weights / weights.sum()
 
 
@@ -245,7 +247,7 @@ def _only(path: str, value: Any) -> Rule[Experiment]:
 _LEARNED = " was given, but settings are learned only with "
 _RULES: tuple[Rule[Experiment], ...] = (
     Rule(
-        lambda its: not _is_plain(its),
+        lambda experiment: not _is_plain(experiment),
         (
             f"strategy.name={{config.strategy.name}}{_LEARNED}strategies that serve the clients' mean and keep "
             "nothing (fedavg, fedprox, fedsign)"
@@ -261,58 +263,61 @@ _RULES: tuple[Rule[Experiment], ...] = (
     _only("attack.name", "none"),
     _only("server.over_sampling", 0.0),
     _only("engine.precision", "float32"),
-    Rule(lambda its: its.config.get("faults.any", False), f"[faults]{_LEARNED}clients that do not fail on purpose"),
     Rule(
-        lambda its: not _takes_linear_steps(its),
+        lambda experiment: experiment.config.get("faults.any", False),
+        f"[faults]{_LEARNED}clients that do not fail on purpose",
+    ),
+    Rule(
+        lambda experiment: not _takes_linear_steps(experiment),
         f"client.optimizer.name={{config.client.optimizer.name}}{_LEARNED}client.optimizer.name=sgd, without nesterov",
     ),
     Rule(
-        lambda its: has_batch_norm(its.model) or dropouts(its.model),
+        lambda experiment: has_batch_norm(experiment.model) or dropouts(experiment.model),
         f"model.name={{config.model.name}}{_LEARNED}models without BatchNorm and dropout",
     ),
 )
 
 
-def learn(config: ExperimentConfig, asked: Asked, *, on_step: Callable[[Step], None] = lambda step: None) -> Found:
+def learn(config: ExperimentConfig, options: Options, *, on_step: Callable[[Step], None] = lambda step: None) -> Found:
     """Learn the settings and return the whole trajectory."""
-    learning = Learning(config, asked)
-    found: list[Step] = []
+    learning = Learning(config, options)
+    trajectory: list[Step] = []
     for step in learning.steps():
-        found.append(step)
+        trajectory.append(step)
         on_step(step)
-    first, last = found[0], found[-1]
-    summary = [{"setting": name, "before": first[name], "learned": last[name]} for name in asked.names]
+    first, last = trajectory[0], trajectory[-1]
+    summary = [{"setting": name, "before": first[name], "learned": last[name]} for name in options.names]
     return Found(
         kind="learned",
         name=config.name,
         facts={
-            "names": list(asked.names),
+            "names": list(options.names),
             "rounds": learning.num_rounds,
-            "steps": asked.steps,
-            "method": asked.method,
+            "steps": options.steps,
+            "method": options.method,
             "loss_before": first["loss"],
             "loss": last["loss"],
         },
-        rows=found,
+        rows=trajectory,
         summary=summary,
-        arrays={name: np.array([step[name] for step in found]) for name in ("loss", *asked.names)},
+        arrays={name: np.array([step[name] for step in trajectory]) for name in ("loss", *options.names)},
         drawn_by=learning_figures,
     )
 
 
-def learned_config(config: ExperimentConfig, found: Found) -> ExperimentConfig:
+def learned_config(config: ExperimentConfig, analysis: Found) -> ExperimentConfig:
     """Return the experiment with the learned settings."""
-    changes = {row["setting"]: row["learned"] for row in found.summary}
+    changes = {row["setting"]: row["learned"] for row in analysis.summary}
     if WEIGHTS in changes:
         changes["strategy.weights"] = changes.pop(WEIGHTS)
     return config.replace(**changes)
 
 
-def learning_figures(found: Found) -> dict[str, Draw]:
+def learning_figures(analysis: Found) -> dict[str, Draw]:
     """Return the plots by name: a panel for the loss and one per setting, with a line for each of its numbers."""
     charts = []
-    for name in ("loss", *found.facts["names"]):
-        lines = found.arrays[name].reshape(len(found.arrays[name]), -1).T.tolist()
+    for name in ("loss", *analysis.facts["names"]):
+        lines = analysis.arrays[name].reshape(len(analysis.arrays[name]), -1).T.tolist()
         series = [Series(name=name, x=range(len(line)), y=line, color=color) for color, line in enumerate(lines)]
         charts.append(Chart(title=name, series=series, x=Axis(label="step"), y=Axis()))
     return {"trajectory": partial(draw, *charts, height=1.7, columns=min(_COLUMNS, len(charts)))}

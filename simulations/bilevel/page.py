@@ -27,12 +27,12 @@ _FAINT = 245
 def write_page(
     folder: Path,
     condensation: Condensation,
-    lines: Sequence[Mapping[str, Any]],
+    records: Sequence[Mapping[str, Any]],
     *,
     before: NDArray[Any],
     after: NDArray[Any],
 ) -> list[Path]:
-    """Write the page and the images [k, c, h, w] as PNG sheets, a column per class; `lines`: a record per step.
+    """Write the page and the images [k, c, h, w] as PNG sheets, a column per class; `records`: a record per step.
 
     Raises:
         ResultsError: the folder cannot be written.
@@ -58,15 +58,15 @@ def write_page(
     first = config.first_phase
     if first.steps:
         facts.append(("first phase", first.method.name, f"{first.steps} steps at {first.lr:g}"))
-    begun, ended = (100 * lines[at]["accuracy"] for at in (0, -1))
+    start, ended = (100 * records[at]["accuracy"] for at in (0, -1))
     page = render(
         "condensation.html.jinja",
         package=__package__,
         name=config.name,
-        headline=("accuracy", f"{ended:.1f} %", f"{begun:.1f} % at the start"),
+        headline=("accuracy", f"{ended:.1f} %", f"{start:.1f} % at the start"),
         facts=facts,
         rows=rows,
-        charts=charts(lines),
+        charts=charts(records),
         config_toml=config.to_toml(),
         environment={key: str(value) for key, value in environment().items()},
     )
@@ -74,7 +74,7 @@ def write_page(
     return written
 
 
-def charts(lines: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Plot the accuracy of fresh networks, the loss on real images, and the variance of the gradient estimates."""
     shown = {
         "Test accuracy": ("accuracy", "Of fresh networks that were trained on the synthetic images alone."),
@@ -89,9 +89,9 @@ def charts(lines: Sequence[Mapping[str, Any]]) -> list[Chart]:
     }
     drawn = []
     for title, (key, text) in shown.items():
-        known = [line for line in lines if line.get(key) is not None]
+        known = [record for record in records if record.get(key) is not None]
         if known or key == "accuracy":
-            steps, values = [int(line["step"]) for line in known], [line[key] for line in known]
+            steps, values = [int(record["step"]) for record in known], [record[key] for record in known]
             series = Series(name=key.replace("_", " "), x=steps, y=values)
             drawn.append(line_chart(title, [series], x="step", percent=key == "accuracy", text=text))
     return drawn
@@ -106,8 +106,8 @@ def picture(image: NDArray[Any]) -> Markup:
     factor = max(1, _LARGEST_SIDE // max(drawn.size))
     width, height = (factor * side for side in drawn.size)
     source = "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
-    look = Markup('<img src="{}" width="{}" height="{}" alt="" style="image-rendering: pixelated">')
-    return look.format(source, width, height)
+    template = Markup('<img src="{}" width="{}" height="{}" alt="" style="image-rendering: pixelated">')
+    return template.format(source, width, height)
 
 
 def sheet(images: NDArray[Any], *, num_classes: int) -> Image.Image:

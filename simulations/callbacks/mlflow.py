@@ -16,7 +16,7 @@ from fedsign.storage.results import Record
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "unfinished": "KILLED"}
-_ALWAYS_THERE = "bytes_down"  # a metric that every round has and no user metric can shadow
+_IN_EVERY_ROUND = "bytes_down"  # a metric that every round has and no user metric can shadow
 _LONGEST_TAG = 5000
 _PARAMS_A_REQUEST = 100
 
@@ -27,7 +27,7 @@ class MLflow(Tracker):
     name = library = "mlflow"
     label = "MLflow"
 
-    def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
+    def begin(self, earlier: Earlier | None, *, last_recorded: int) -> tuple[str, int]:
         """Open or resume the run. The server knows which rounds it has; logging one again would add a second value."""
         # a client, not the module's functions, which write to the active run
         self._client = self._library.MlflowClient()
@@ -39,7 +39,7 @@ class MLflow(Tracker):
         self._run = run.info.run_id
         self._client.update_run(self._run, status="RUNNING")
         self._describe(run.data.params)
-        history = self._client.get_metric_history(self._run, _ALWAYS_THERE)
+        history = self._client.get_metric_history(self._run, _IN_EVERY_ROUND)
         return self._run, max((metric.step for metric in history), default=0)
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
@@ -71,8 +71,8 @@ class MLflow(Tracker):
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.config.name
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
     def _describe(self, params: Mapping[str, str]) -> None:
         """Log parameters. MLflow parameters are immutable, so a change on resume becomes a tag."""

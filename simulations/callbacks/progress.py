@@ -63,8 +63,8 @@ class TerminalBar:
 class NotebookBar:
     """A line of HTML that replaces itself. Rich and tqdm would require ipywidgets and leave a widget behind."""
 
-    def __init__(self, start: int, total: int, *, what: str = "round") -> None:
-        self._what = what
+    def __init__(self, start: int, total: int, *, unit: str = "round") -> None:
+        self._unit = unit
         shown: Any = importlib.import_module("IPython.display")
         self._html = shown.HTML
         self._start, self._total, self._began_at = start, total, time.monotonic()
@@ -81,12 +81,12 @@ class NotebookBar:
         self._line.update(self._html(self._drawn(ended=True)))
 
     def _drawn(self, *, ended: bool = False) -> str:
-        passed_s, played = time.monotonic() - self._began_at, self._round - self._start
+        passed_s, completed = time.monotonic() - self._began_at, self._round - self._start
         times = f"{duration(passed_s)}"
-        if played and not ended:
-            times += f", left {duration(passed_s / played * (self._total - self._round))}"
+        if completed and not ended:
+            times += f", left {duration(passed_s / completed * (self._total - self._round))}"
         return (
-            f"<div>{self._what} {self._round}/{self._total} "
+            f"<div>{self._unit} {self._round}/{self._total} "
             f'<progress max="{self._total}" value="{self._round}" style="vertical-align: middle"></progress> '
             f"{html.escape(self._metrics)} <small>{times}</small></div>"
         )

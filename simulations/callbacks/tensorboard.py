@@ -21,11 +21,11 @@ class TensorBoard(Tracker):
         super().__init__()
         self._library = importlib.import_module("torch.utils.tensorboard")  # needs the tensorboard package
 
-    def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
-        """Open a writer. TensorBoard purges the rounds that will be played again."""
+    def begin(self, earlier: Earlier | None, *, last_recorded: int) -> tuple[str, int]:
+        """Open a writer. TensorBoard purges the rounds that will be run again."""
         path = self.folder.path / self.name
         goes_on = earlier is not None and path.is_dir()
-        kept = min(earlier.last_sent, last_played) if earlier and goes_on else 0
+        kept = min(earlier.last_sent, last_recorded) if earlier and goes_on else 0
         self._writer = self._library.SummaryWriter(path, purge_step=kept + 1 if goes_on else None)
         # metric columns of the HParams table: torch requires values, but uses the names only
         columns = {f"final_{name.rpartition(':')[2]}": 0.0 for name in (*self.config.metrics, "loss")}

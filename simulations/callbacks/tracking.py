@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from fedsign.config import ExperimentConfig
 from fedsign.extras import require
+from fedsign.former_names import keyword_of
 from fedsign.storage import results
 from fedsign.storage.results import Record, RunFolder, read_json
 from simulations.callbacks.base import Callback
@@ -49,18 +50,18 @@ class Tracker(Callback):
 
     def __init__(self) -> None:
         needed = self.library
-        self._library: Any = require(needed, extra=needed, what=f"callback '{self.name}'") if needed else None
+        self._library: Any = require(needed, extra=needed, feature=f"callback '{self.name}'") if needed else None
         self._unsent: list[Record] = []
         self.last_sent = 0  # a round; 0 before the first
         self._is_open = self._is_down = False
 
     @abstractmethod
-    def begin(self, earlier: "Earlier | None", *, last_played: int) -> tuple[str, int]:
+    def begin(self, earlier: "Earlier | None", *, last_recorded: int) -> tuple[str, int]:
         """Open a new run, or resume the earlier one.
 
         Args:
             earlier: what earlier starts of the same run recorded, if any.
-            last_played: the last round on record; later rounds will be played.
+            last_recorded: the last round on record; later rounds will be run.
 
         Returns:
             The tracker's run id, and the last round that it already has; see [Note: what a tracker has].
@@ -104,13 +105,13 @@ class Tracker(Callback):
             action()
         except Exception as error:  # noqa: BLE001 - no error of a tracking library may end the training
             if not self._is_down:
-                what = next(iter(str(error).strip().splitlines()), "no message")[:_LONGEST]
+                reason = next(iter(str(error).strip().splitlines()), "no message")[:_LONGEST]
                 _log.warning(
                     "%s failed (%s: %s); the run goes on without it, and it is tried once more at the end. All figures "
                     "are in %s; 'fedsign run --resume %s' sends what is missing.",
                     self.label,
                     type(error).__name__,
-                    what,
+                    reason,
                     self.folder.path / "rounds.jsonl",
                     self.folder.path,
                 )
@@ -123,8 +124,9 @@ class Tracker(Callback):
         if not self._is_open:
             state = _read_state(self.folder).get(self.name)
             earlier = Earlier(**state) if state else None
-            last_played = self._unsent[-1]["round"] if self._unsent else 0
-            self._id, self.last_sent = self.begin(earlier, last_played=last_played)
+            last_recorded = self._unsent[-1]["round"] if self._unsent else 0
+            key = keyword_of(self.begin, "last_played", "last_recorded")
+            self._id, self.last_sent = self.begin(earlier, **{key: last_recorded})
             self._last_ended = earlier.last_ended if earlier else 0
             self._is_open = True
             self._remember()
@@ -139,14 +141,14 @@ class Tracker(Callback):
             self._remember()
 
     def _remember(self) -> None:
-        mine = Earlier(id=self._id, last_sent=self.last_sent, last_ended=self._last_ended)
-        self.folder.write_json(STATE_FILE, {**_read_state(self.folder), self.name: asdict(mine)})
+        state = Earlier(id=self._id, last_sent=self.last_sent, last_ended=self._last_ended)
+        self.folder.write_json(STATE_FILE, {**_read_state(self.folder), self.name: asdict(state)})
 
     def _final(self) -> dict[str, float]:
         """Return `final_accuracy` and the like, as the command prints them, without diverged values."""
-        lines = self.folder.rounds()
+        records = self.folder.rounds()
         names = (*(metric.rpartition(":")[2] for metric in self.config.metrics), "loss")
-        values = {f"final_{name}": results.final_value(lines, name) for name in names}
+        values = {f"final_{name}": results.final_value(records, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 
 

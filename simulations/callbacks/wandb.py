@@ -19,16 +19,16 @@ class WandB(Tracker):
     name = library = "wandb"
     label = "Weights & Biases"
 
-    def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
+    def begin(self, earlier: Earlier | None, *, last_recorded: int) -> tuple[str, int]:
         """Open or resume the run. Online, the server says which step comes next."""
         environment = os.environ
-        place = Path(environment.get("WANDB_DIR") or self.folder.path)
+        folder = Path(environment.get("WANDB_DIR") or self.folder.path)
         # before `init`, which adds a session
-        sessions = sorted(place.glob(f"wandb/offline-run-*-{earlier.id}")) if earlier else []
+        sessions = sorted(folder.glob(f"wandb/offline-run-*-{earlier.id}")) if earlier else []
         self._run = self._library.init(
             project=environment.get("WANDB_PROJECT") or self.config.name,
             name=environment.get("WANDB_NAME") or self.folder.path.name,
-            dir=str(place),
+            dir=str(folder),
             id=earlier.id if earlier else None,
             resume="allow" if earlier and environment.get("WANDB_MODE") != "offline" else None,
             config={**settings_of(self.config), "environment": self.folder.environment},

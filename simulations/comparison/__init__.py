@@ -1,1 +1,1 @@
-"""Comparisons: a plan of cells, played by worker processes, summarized by fedsign.comparison."""
+"""Comparisons: a plan of cells, run by worker processes, summarized by fedsign.comparison."""

@@ -34,7 +34,7 @@ Names = Annotated[list[str], BeforeValidator(_listed)]
 _Seeds = Whole | Annotated[list[Whole], BeforeValidator(_listed)]
 
 
-def checked(what: str, given: Any, kind: Any, expected: str) -> Any:
+def checked(name: str, given: Any, kind: Any, expected: str) -> Any:
     """Validate an argument against a pydantic type.
 
     Raises:
@@ -43,7 +43,7 @@ def checked(what: str, given: Any, kind: Any, expected: str) -> Any:
     try:
         return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
-        raise ConfigError(f"{what}={given!r} was given, but expected {expected}.") from error
+        raise ConfigError(f"{name}={given!r} was given, but expected {expected}.") from error
 
 
 def seeds_of(given: Any, *, first: int) -> Sequence[int]:
@@ -64,18 +64,18 @@ def tuning_seeds_of(given: Any, *, first: int) -> Sequence[int]:
     return seeds_of(given, first=TUNING_SEEDS + first)
 
 
-def axes_of(what: str, given: Any) -> dict[str, Any]:
+def axes_of(name: str, given: Any) -> dict[str, Any]:
     """Validate `grid` or `by`: key -> values.
 
     Raises:
         ConfigError: it has another type.
     """
-    table = _table(what, given, f'{what}={{"partition.alpha": [10, 1, 0.5]}}')
+    table = _table(name, given, f'{name}={{"partition.alpha": [10, 1, 0.5]}}')
     axes = {key: list(values) if isinstance(values, tuple | range) else values for key, values in table.items()}
     for key, values in axes.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"{what}: '{key}' has no values; expected a list of one or more.")
-    return _plain(what, axes)
+            raise ConfigError(f"{name}: '{key}' has no values; expected a list of one or more.")
+    return _plain(name, axes)
 
 
 def settings_of(given: Any) -> dict[str, Any]:
@@ -87,19 +87,19 @@ def settings_of(given: Any) -> dict[str, Any]:
     return _plain("settings", _table("settings", given, 'settings={"rounds": 60}'))
 
 
-def _table(what: str, given: Any, example: str) -> dict[str, Any]:
+def _table(name: str, given: Any, example: str) -> dict[str, Any]:
     expected = f"a dictionary with the keys of a configuration, such as {example}"
-    table: dict[str, Any] = checked(what, given or {}, dict[str, Any], expected)
+    table: dict[str, Any] = checked(name, given or {}, dict[str, Any], expected)
     return table
 
 
-def _plain(what: str, table: dict[str, Any]) -> dict[str, Any]:
+def _plain(name: str, table: dict[str, Any]) -> dict[str, Any]:
     """Convert values to plain types, since plans are stored as JSON and configurations as TOML."""
     for key, value in table.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"{what}: '{key}' was given {value!r}; expected plain numbers, strings, lists and dictionaries."
+                f"{name}: '{key}' was given {value!r}; expected plain numbers, strings, lists and dictionaries."
             ) from error
     return table

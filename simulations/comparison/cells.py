@@ -36,8 +36,8 @@ def cell_of(
 ) -> Cell:
     """Return a configuration's cell, under the strategy's name or another one."""
     digest, name = digest_of(config), name or config.strategy.name
-    told = {**condition, **choice} if trial is None else {"trial": trial}
-    parts = [name, *(f"{key.rpartition('.')[2]}{value}" for key, value in told.items())]
+    values = {**condition, **choice} if trial is None else {"trial": trial}
+    parts = [name, *(f"{key.rpartition('.')[2]}{value}" for key, value in values.items())]
     # no dot or dash first: a hidden folder, or an option of whatever command is given the path
     readable = re.sub(r"[^0-9A-Za-z._]", "-", "-".join(parts)).lstrip("._-")[:_LONGEST]
     return Cell(
@@ -106,19 +106,19 @@ def search(
     configs: dict[str, ExperimentConfig] = {}
     values: list[list[float | None]] = []
 
-    def play(number: int, choice: Choice) -> float | None:
+    def trial_value(number: int, choice: Choice) -> float | None:
         trial = trial_of(config, name, condition, choice, number=number, seeds=seeds)
         cells.extend(cell for cell, _ in trial)
         configs.update((cell.id, each) for cell, each in trial)
-        found = [value for cell, _ in trial if (value := value_of(cell)) is not None]
+        scores = [value for cell, _ in trial if (value := value_of(cell)) is not None]
         # all or nothing: a mean of the seeds that happened to be faster would steer the search
-        if len(found) < len(seeds):
+        if len(scores) < len(seeds):
             return None
-        values.append([None if math.isnan(value) else value for value in found])
-        return sum(found) / len(found)  # NaN if a seed was lost, which loses the trial
+        values.append([None if math.isnan(value) else value for value in scores])
+        return sum(scores) / len(scores)  # NaN if a seed was lost, which loses the trial
 
     first = {key: config.get(key, None) for key in space}
-    choices = trials(space, first, num=num, seed=config.seed, higher_is_better=higher_is_better, value_of=play)
+    choices = trials(space, first, num=num, seed=config.seed, higher_is_better=higher_is_better, value_of=trial_value)
     is_over = len(values) == num
     return Search(
         record={

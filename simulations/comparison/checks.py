@@ -104,10 +104,10 @@ def check_tuning_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
         )
 
 
-def _check_unique(what: str, given: Sequence[Any]) -> None:
+def _check_unique(kind: str, given: Sequence[Any]) -> None:
     for value, times in Counter(given).items():
         if times > 1:
-            raise ConfigError(f"{what} '{value}' was given {times} times; name each {what} once.")
+            raise ConfigError(f"{kind} '{value}' was given {times} times; name each {kind} once.")
 
 
 def _check_conditions(request: Request) -> None:

@@ -128,7 +128,7 @@ def compare(
     """
     from fedsign import config as configs
     from fedsign.comparison.folder import PLAN
-    from simulations.comparison import play as playing
+    from simulations.comparison import execution
     from simulations.comparison.request import NUM_SEEDS, STRATEGIES
 
     if export is not None:
@@ -143,25 +143,27 @@ def compare(
     folder = resume or out
     try:
         if resume is not None:
-            done = playing.go_on(resume, workers=workers, retry_failed=retry_failed)
+            comparison = execution.go_on(resume, workers=workers, retry_failed=retry_failed)
         else:
             changes = [(text, *configs.parse_override(text)) for text in overrides or []]
-            base = configs.load(config, [text for text, key, _ in changes if playing.is_for_all(key)])
-            folder = out or playing.folder_of(name or base.name)
-            done = playing.compare(
+            base = configs.load(config, [text for text, key, _ in changes if execution.is_for_all(key)])
+            folder = out or execution.folder_of(name or base.name)
+            comparison = execution.compare(
                 base,
                 strategies=STRATEGIES if strategies is None else words(strategies),
                 seeds=NUM_SEEDS if seeds is None else seeds_option(seeds),
                 grid=_axes("--grid", grid or []),
                 by=_axes("--by", by or []),
-                settings={key: value for _, key, value in changes if not playing.is_for_all(key)},
+                settings={key: value for _, key, value in changes if not execution.is_for_all(key)},
                 name=name,
                 out=out,
                 reference=reference,
                 target=target,
                 validation_fraction=validation_fraction,
                 tune=tune,
-                tune_seeds=playing.NUM_TUNING_SEEDS if tune_seeds is None else seeds_option(tune_seeds, "--tune-seeds"),
+                tune_seeds=execution.NUM_TUNING_SEEDS
+                if tune_seeds is None
+                else seeds_option(tune_seeds, "--tune-seeds"),
                 tune_at=dict(map(configs.parse_override, tune_at or [])),
                 search=ranges_of(search or []),
                 workers=workers,
@@ -172,37 +174,37 @@ def compare(
         if folder is None or not (folder / PLAN).is_file():
             raise Stopped("stopped.") from None
         raise Stopped(f"stopped; resume with: fedsign compare --resume {shlex.quote(str(folder))}") from None
-    present(done, export=export, json=json)
-    if done.failures:
+    present(comparison, export=export, json=json)
+    if comparison.failures:
         raise typer.Exit(1)
 
 
-def present(done: Any, *, export: Path | None, json: bool, files: Mapping[str, Path] | None = None) -> None:
+def present(comparison: Any, *, export: Path | None, json: bool, files: Mapping[str, Path] | None = None) -> None:
     """Print the table and the files, and export tables and figures for a paper."""
     from simulations.comparison.table import as_json, print_summary
 
-    summary = done.summary()
-    paths = {"page": done.path / "report.html", "folder": done.path, **(files or {})}
+    summary = comparison.summary()
+    paths = {"page": comparison.path / "report.html", "folder": comparison.path, **(files or {})}
     if export is not None:
         from fedsign.comparison.export import export as write_export
 
         write_export(summary, export)
         paths["export"] = export
     if json:
-        print_json(as_json(done, summary))
+        print_json(as_json(comparison, summary))
         return
-    print_summary(done, summary)
-    for what, path in paths.items():
-        print(f"{what:<8}{path}")
+    print_summary(comparison, summary)
+    for label, path in paths.items():
+        print(f"{label:<8}{path}")
 
 
 def _check_export(folder: Path) -> None:
     """Raise ResultsError now if the export would fail at the end."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise ResultsError(f"{there} is a file; give a folder, or the name of one to be made, to --export.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ResultsError(f"{there} cannot be written; give another folder to --export.")
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ResultsError(f"{existing} is a file; give a folder, or the name of one to be made, to --export.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ResultsError(f"{existing} cannot be written; give another folder to --export.")
 
 
 def _axes(option: str, given: list[str]) -> dict[str, list[Any]]:
@@ -219,17 +221,17 @@ def _axes(option: str, given: list[str]) -> dict[str, list[Any]]:
 
 def ranges_of(given: list[str]) -> dict[str, str]:
     """Parse `--search`: key -> range."""
-    found: dict[str, str] = {}
+    ranges: dict[str, str] = {}
     for text in given:
         key, separator, value = text.partition("=")
         if not separator or not key.strip() or not value.strip():
             raise ConfigError(
                 f"--search {text} was given, but expected KEY=LOW..HIGH, such as client.lr=0.01..0.3:log."
             )
-        if key.strip() in found:
+        if key.strip() in ranges:
             raise ConfigError(f"--search {key.strip()} was given twice; give one range.")
-        found[key.strip()] = value.strip()
-    return found
+        ranges[key.strip()] = value.strip()
+    return ranges
 
 
 def seeds_option(text: str, option: str = "--seeds") -> int | list[int]:

@@ -2,7 +2,7 @@
 
 See [Note: cells, choices, conditions] in fedsign.comparison.summary. Strategy settings of the base experiment apply to
 its own strategy only. Under a condition on `strategy.X`, a strategy without a setting X has the same configuration for
-every value: it is planned under each value and played once.
+every value: it is planned under each value and run once.
 """
 
 import itertools
@@ -115,15 +115,15 @@ def _tuned(base: ExperimentConfig, request: Request, plan: Plan, value_of: CellV
     searches: dict[str, Search] = {}  # by strategy and condition of the trials
     finals = []
     for condition, strategy in itertools.product(conditions, request.strategies):
-        place = {**condition, **request.tuning_settings}
+        fixed = {**condition, **request.tuning_settings}
         # conditions that differ only in `tuning_settings` have the same key, and share a search
-        key = json.dumps([strategy, place])
+        key = json.dumps([strategy, fixed])
         if key not in searches:
-            own = {**own_values(request.settings, strategy), **own_values(place, strategy)}
+            own = {**own_values(request.settings, strategy), **own_values(fixed, strategy)}
             searches[key] = search(
                 base.replace(**{"strategy.name": strategy, **fraction, **own}),
                 strategy,
-                place,
+                fixed,
                 num=request.trials,
                 seeds=request.tuning_seeds,
                 given=own_values(request.search, strategy),

@@ -1,4 +1,4 @@
-"""The progress display of a comparison: all cells, and what each worker is playing."""
+"""The progress display of a comparison: all cells, and what each worker is running."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ class ProgressDisplay(Watcher):
     def __enter__(self) -> "ProgressDisplay":
         self._bar.start()
         if self._bar.disable:
-            self._line = NotebookBar(0, sum(cell.rounds for cell in self._cells.values()), what="rounds of all runs")
+            self._line = NotebookBar(0, sum(cell.rounds for cell in self._cells.values()), unit="rounds of all runs")
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -52,11 +52,13 @@ class ProgressDisplay(Watcher):
     def on_begin(self, worker: int, job: Job) -> None:
         """Show the cell in its worker's row."""
         cell = self._cells[job.id]
-        told = {**cell.condition, **cell.choice} if cell.trial is None else {**cell.condition, "trial": cell.trial + 1}
-        what = ", ".join(filter(None, [self._labels[cell.strategy], values_label(told)]))
+        settings = (
+            {**cell.condition, **cell.choice} if cell.trial is None else {**cell.condition, "trial": cell.trial + 1}
+        )
+        label = ", ".join(filter(None, [self._labels[cell.strategy], values_label(settings)]))
         if worker not in self._of_worker:
             self._of_worker[worker] = self._bar.add_task("", figures="")
-        self._bar.reset(self._of_worker[worker], total=cell.rounds, description=f"{what}, seed {cell.seed}")
+        self._bar.reset(self._of_worker[worker], total=cell.rounds, description=f"{label}, seed {cell.seed}")
 
     def on_round(self, worker: int, job: Job, round: int) -> None:
         """Advance; the first step of a resumed cell may span many rounds."""
@@ -66,7 +68,7 @@ class ProgressDisplay(Watcher):
         self._show()
 
     def on_end(self, worker: int, job: Job, error: str | None) -> None:
-        """Count the cell as done, including the rounds that a failed one did not play."""
+        """Count the cell as done, including the rounds that a failed one did not run."""
         self._done, self._failed = self._done + 1, self._failed + (error is not None)
         # or the total would never be reached, and the remaining time stay wrong
         self._rounds[job.id] = self._cells[job.id].rounds

@@ -75,16 +75,16 @@ def parse_axis(text: str, *, option: str = "--grid") -> tuple[str, list[Any]]:
 
 def own_values(keyed: Mapping[str, Any], strategy: str) -> dict[str, Any]:
     """Return what applies to a strategy, under plain keys; a key given for it alone overrides the general one."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     scoped = {}
     for given, value in keyed.items():
         scope, key = scope_of(given)
         if scope == strategy:
             scoped[key] = value
         elif scope is None and (not key.startswith("strategy.") or has_setting(strategy, key.partition(".")[2])):
-            found[key] = value
+            values[key] = value
     # whatever the order on the command line
-    return found | scoped
+    return values | scoped
 
 
 def scope_of(given: str) -> tuple[str | None, str]:

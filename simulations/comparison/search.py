@@ -33,7 +33,7 @@ def optuna_version() -> str:
     Raises:
         ConfigError: it is not installed.
     """
-    return str(require("optuna", extra="tune", what="a search of settings").__version__)
+    return str(require("optuna", extra="tune", feature="a search of settings").__version__)
 
 
 def trials(
@@ -58,7 +58,7 @@ def trials(
     A lost trial counts as worse than all others. A value of `first` outside its range is reported to Optuna as the
     nearest value inside.
     """
-    optuna = require("optuna", extra="tune", what="a search of settings")
+    optuna = require("optuna", extra="tune", feature="a search of settings")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     worst = -math.inf if higher_is_better else math.inf
     rng = generator(seed, Purpose.SEARCH)
@@ -74,12 +74,14 @@ def trials(
     while len(choices) < num:
         # asked together before any is told: a trial must not depend on how fast its neighbors were
         batch = [study.ask(distributions) for _ in range(min(BATCH, num - len(choices)))]
-        asked = [{key: each.typed(trial.params[key]) for key, each in space.items()} for trial in batch]
+        suggested = [{key: each.typed(trial.params[key]) for key, each in space.items()} for trial in batch]
         # exactly as given: `nearest` may have moved it into the range, `typed` rounded it
         if not choices:
-            asked[0] = {key: first[key] if not each.values else each.nearest(first[key]) for key, each in space.items()}
-        values = [value_of(len(choices) + place, choice) for place, choice in enumerate(asked)]
-        choices += asked
+            suggested[0] = {
+                key: first[key] if not each.values else each.nearest(first[key]) for key, each in space.items()
+            }
+        values = [value_of(len(choices) + index, choice) for index, choice in enumerate(suggested)]
+        choices += suggested
         if None in values:
             break
         for trial, value in zip(batch, values, strict=True):

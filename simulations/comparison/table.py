@@ -25,23 +25,23 @@ _MAX_FAILED = 3
 def print_summary(comparison: Comparison, summary: Summary) -> None:
     """Print a block per condition, then the notes."""
     console = Console(soft_wrap=True, highlight=False)
-    found = standings(summary)
+    verdicts = standings(summary)
     is_one = len(summary.conditions) == 1
     if not is_one:
         console.print("[bold]all conditions[/]")
-        print_table(_pooled_rows(summary, found), wide=True)
+        print_table(_pooled_rows(summary, verdicts), wide=True)
         console.print()
     for condition in summary.conditions:
         if condition:
             console.print(f"[bold]{escape(values_label(condition))}[/]")
-        print_table(_rows(summary, condition, found if is_one else None), wide=True)
+        print_table(_rows(summary, condition, verdicts if is_one else None), wide=True)
         console.print()
     for section in tuning_page.sections(summary):
         if section.condition:
             console.print(f"[bold]{escape(section.condition)}[/]")
         print_table([_tuned_row(summary, section, row) for row in section.rows], wide=True)
         console.print()
-    console.print(escape(" ".join(_said(summary))))
+    console.print(escape(" ".join(_headline(summary))))
     console.print(escape(" ".join(_remarks(summary, is_given=comparison.plan.target is not None))))
     for id, error in list(summary.failed.items())[:_MAX_FAILED]:
         console.print(f"failed: {escape(id)}: {escape(error)}")
@@ -63,13 +63,13 @@ def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
     return {**content, "path": str(comparison.path), "standings": asdict(standings(summary))}
 
 
-def _said(summary: Summary) -> list[str]:
+def _headline(summary: Summary) -> list[str]:
     """Return the page's headline."""
     found = headline(summary)
     return [f"{found.best}{f', {found.value}' if found.value else ''}." if found.best else "", *found.sentences]
 
 
-def _pooled_rows(summary: Summary, found: Standings) -> list[dict[str, Any]]:
+def _pooled_rows(summary: Summary, verdicts: Standings) -> list[dict[str, Any]]:
     return [
         {
             "strategy": row.label,
@@ -78,11 +78,11 @@ def _pooled_rows(summary: Summary, found: Standings) -> list[dict[str, Any]]:
             "verdict": verdict_text(row) or None,
             "wins": row.difference and f"{row.difference.wins}/{row.difference.num_pairs}",
         }
-        for row in found.rows
+        for row in verdicts.rows
     ]
 
 
-def _rows(summary: Summary, condition: Mapping[str, Any], found: Standings | None) -> list[dict[str, Any]]:
+def _rows(summary: Summary, condition: Mapping[str, Any], verdicts: Standings | None) -> list[dict[str, Any]]:
     """Return the rows of a condition, with verdicts if it is the only one."""
     entries = summary.entries_of(condition)
     target = next((entry.to_target.target for entry in entries if entry.to_target), None)
@@ -94,7 +94,7 @@ def _rows(summary: Summary, condition: Mapping[str, Any], found: Standings | Non
             **({"choice": values_label(entry.choice) or None} if has_choices else {}),
             summary.metric: _mean(entry),
             f"difference from {summary.reference_label}": _difference(entry.difference),
-            **({"verdict": verdict_text(found.row(entry.strategy)) or None} if found else {}),
+            **({"verdict": verdict_text(verdicts.row(entry.strategy)) or None} if verdicts else {}),
             "wins": entry.difference and f"{entry.difference.wins}/{entry.difference.num_pairs}",
             f"rounds to {reaching}": _rounds(entry.to_target),
             "speed-up": entry.to_target and (speed_up_text(entry.to_target.speed_up) or None),

@@ -1,4 +1,4 @@
-"""A worker process that plays cells (`simulations.jobs`); a job is {"config": TOML, "resume": path or null}."""
+"""A worker process that runs cells (`simulations.jobs`); a job is {"config": TOML, "resume": path or null}."""
 
 import logging
 import time
@@ -29,13 +29,16 @@ class Answers(Callback):
 
 
 def main(parent: Connection) -> None:
-    """Play the requested cells."""
+    """Run the requested cells."""
     answers = Answers(parent)
-    answer_all(parent, lambda asked: play(asked["config"], Path(asked["resume"]) if asked["resume"] else None, answers))
+    answer_all(
+        parent,
+        lambda message: run_cell(message["config"], Path(message["resume"]) if message["resume"] else None, answers),
+    )
 
 
-def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
-    """Play a cell to its end, from the last checkpoint if its run can be resumed.
+def run_cell(config_toml: str, resume: Path | None, callback: Callback) -> None:
+    """Run a cell to its end, from the last checkpoint if its run can be resumed.
 
     A run that cannot, such as one with a damaged checkpoint, is moved aside within the cell's folder, and the cell
     starts over.

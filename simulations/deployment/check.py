@@ -12,7 +12,7 @@ from fedsign.versions import MISSING, compared, versions
 from simulations.deployment.federation import Federation
 from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
 from simulations.deployment.membership import answers, nodes_of, process_of
-from simulations.deployment.probe import ServerError, StillThereError, check_is_known, look_at_server
+from simulations.deployment.probe import ServerError, StillThereError, check_is_known, probe_server
 from simulations.deployment.running import recorded
 from simulations.deployment.start import UNSAFE
 from simulations.deployment.startup_kits import PUBLIC_FILE, StartupKit
@@ -29,7 +29,7 @@ def check_site(kit: StartupKit) -> list[Row]:
     rows += [_row(name, _table, name, settings) for name, settings in kit.tables.items()]
     if kit.trusted is not None:
         rows.append(_row("key", _key, kit))
-    return [*rows, *_server_seen(kit)]
+    return [*rows, *_server_rows(kit)]
 
 
 def check_server(federation: Federation) -> list[Row]:
@@ -41,16 +41,16 @@ def check_server(federation: Federation) -> list[Row]:
         return [*rows, _as_row("sites", "broken", str(error))]
 
 
-def _row(what: str, look: Callable[..., Finding], *given: Any) -> Row:
+def _row(name: str, run: Callable[..., Finding], *given: Any) -> Row:
     """Run a check, or report why it could not run."""
     try:
-        return _as_row(what, *look(*given))
+        return _as_row(name, *run(*given))
     except (FedSignError, ValueError, OSError) as error:
-        return _as_row(what, "broken", str(error))
+        return _as_row(name, "broken", str(error))
 
 
-def _as_row(what: str, state: str, detail: str) -> Row:
-    return {"what": what, "state": state, "detail": detail}
+def _as_row(name: str, state: str, detail: str) -> Row:
+    return {"what": name, "state": state, "detail": detail}
 
 
 def _data(kit: StartupKit) -> Finding:
@@ -111,16 +111,16 @@ def _key(kit: StartupKit) -> Finding:
     return "ok", fingerprint(public)
 
 
-def _server_seen(kit: StartupKit) -> Iterator[Row]:
+def _server_rows(kit: StartupKit) -> Iterator[Row]:
     try:
-        seen = look_at_server(kit.facts["host"], kit.facts["port"], authority=kit.trusted)
+        server = probe_server(kit.facts["host"], kit.facts["port"], authority=kit.trusted)
     except ServerError as error:
         # TLS, clock and membership need the connection that failed
         yield _as_row("server", "broken", str(error))
         return
     yield _as_row("server", "ok", kit.address)
-    yield _as_row("TLS", *(("warn", UNSAFE) if seen.certificate_ends is None else validity(seen.certificate_ends)))
-    yield _as_row("clock", *_clock(seen.ahead_s))
+    yield _as_row("TLS", *(("warn", UNSAFE) if server.certificate_ends is None else validity(server.certificate_ends)))
+    yield _as_row("clock", *_clock(server.ahead_s))
     if kit.trusted is not None and kit.key.exists():
         yield _row("membership", _membership, kit)
 
@@ -151,12 +151,12 @@ def _certificates(federation: Federation) -> Iterator[Row]:
     if federation.insecure:
         yield _as_row("TLS", "warn", UNSAFE)
         return
-    for what, path in (("certificate", federation.certificate), ("CA", federation.authority)):
-        yield _row(what, _certificate, path)
+    for name, path in (("certificate", federation.certificate), ("CA", federation.authority)):
+        yield _row(name, _certificate, path)
     for key in (federation.server / "server.key", federation.authority_key):
         if key.exists():  # the CA's key may be stored elsewhere
-            found = ("ok", "readable only by its owner") if is_private(key) else ("broken", f"chmod 600 {key}")
-            yield _as_row(key.name, *found)
+            finding = ("ok", "readable only by its owner") if is_private(key) else ("broken", f"chmod 600 {key}")
+            yield _as_row(key.name, *finding)
 
 
 def _certificate(path: Path) -> Finding:

@@ -72,10 +72,12 @@ def init(
         raise ConfigError(
             "--host is missing: give a name or an address under which sites reach this machine; it may be repeated."
         )
-    asked = Federation(folder=folder.resolve(), name=name, hosts=tuple(host), port=port, bind=bind, insecure=insecure)
+    federation = Federation(
+        folder=folder.resolve(), name=name, hosts=tuple(host), port=port, bind=bind, insecure=insecure
+    )
     given = [text.partition("=") for text in site or ()]
     sites = [(name, Path(file) if file else None) for name, _, file in given]
-    made = provision.init(asked, sites, lifetime=dt.timedelta(days=days))
+    made = provision.init(federation, sites, lifetime=dt.timedelta(days=days))
     if insecure:
         _warn(UNSAFE)
     _say(f"federation {made.name} in {folder}: server {made.hosts[0]}, port {made.port}, {len(made.active)} sites")
@@ -95,11 +97,11 @@ def key(
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
     if not folder.is_dir():
         raise ConfigError(f"--out {folder} is no folder; make it first.")
-    line = keys.make_key(private, comment=site)
-    public.write_text(line + "\n", encoding="utf-8")
+    public_key = keys.make_key(private, comment=site)
+    public.write_text(public_key + "\n", encoding="utf-8")
     _say(f"{private}  keep it here; readable only by you")
     _say(f"{public}  send it to the server's operators: fedsign deploy add-site {site} --public-key {public.name}")
-    _say(f"fingerprint  {keys.fingerprint(line)}")
+    _say(f"fingerprint  {keys.fingerprint(public_key)}")
 
 
 @app.command("add-site")
@@ -204,15 +206,15 @@ def status(
             f"{kit.folder} is a site's kit, which 'fedsign deploy check' looks at; status is shown on the server's "
             "machine."
         )
-    found = status_of(federation)
+    report = status_of(federation)
     if json:
-        print_json(found)
+        print_json(report)
     else:
-        print_facts([(name, escaped(found[name])) for name in ("superlink", "certificate")])
-        for rows in filter(None, (found["runs"], found["sites"])):
+        print_facts([(name, escaped(report[name])) for name in ("superlink", "certificate")])
+        for rows in filter(None, (report["runs"], report["sites"])):
             print()
             print_table(rows)
-    if not found["is_up"]:
+    if not report["is_up"]:
         raise typer.Exit(1)
 
 
@@ -266,11 +268,11 @@ def up(
     from simulations.deployment.federation import FILE, Federation, open_federation
 
     if not (folder / FILE).exists():
-        asked = Federation(
+        created = Federation(
             folder=folder.resolve(), name="local", hosts=("localhost",), port=running.free_port(), bind="127.0.0.1"
         )
         sites = [(f"site-{number}", None) for number in range(1, local + 1)]
-        provision.init(asked, sites, lifetime=dt.timedelta(days=365))
+        provision.init(created, sites, lifetime=dt.timedelta(days=365))
         _say(f"made a federation for this machine alone in {folder}")
     federation = open_federation(folder)
     start.up(federation, local, timeout_s=timeout_s, say=_say)
@@ -307,12 +309,12 @@ def _opened(folder: Path | None) -> tuple[Any, Any]:
 def _say_kits(federation: Any, names: Iterable[str]) -> None:
     for name in names:
         kit = federation.kit(name)
-        what = "contains a private key: send it like a password" if (kit / "key").exists() else "contains no secret"
-        _say(f"kit of {name}: {kit}.tar.gz  {what}")
+        remark = "contains a private key: send it like a password" if (kit / "key").exists() else "contains no secret"
+        _say(f"kit of {name}: {kit}.tar.gz  {remark}")
 
 
-def _when(is_told: bool) -> str:
-    return ", and the SuperLink knows" if is_told else "; the SuperLink will know when it is started"
+def _when(is_reported: bool) -> str:
+    return ", and the SuperLink knows" if is_reported else "; the SuperLink will know when it is started"
 
 
 def _say(line: str) -> None:

@@ -33,41 +33,41 @@ def at_sites(workload: Workload, grid: PartitionGrid, *, num_threads: int) -> "E
     ask: AskSites = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
     if not grid.leaves_process:
         ask = SiteEvaluator(workload, num_threads=num_threads).evaluate_many
-    return EvaluationAtSites(workload.config, ask, grid.who)
+    return EvaluationAtSites(workload.config, ask, grid.label)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationAtSites:
-    """Evaluates at the sites. `ask` sends the request; `who` names a site in failures."""
+    """Evaluates at the sites. `ask` sends the request; `label` names a site in failures."""
 
     config: ExperimentConfig
     ask: AskSites
-    who: Callable[[int], str] = lambda partition: ""
+    label: Callable[[int], str] = lambda partition: ""
 
     def evaluate(self, round: int, tensors: Tensors) -> Evaluation:
         """Evaluate the model of a round, as `simulations.evaluation.Evaluate`."""
-        asked = evaluating(self.config, round)
-        requests = [EvaluateRequest(round=round, partition=site, tensors=tensors) for site in asked]
+        sites = evaluating(self.config, round)
+        requests = [EvaluateRequest(round=round, partition=site, tensors=tensors) for site in sites]
         # a metric of the user's own is configured as "module:name" and reported as "name"
         names = ["loss", *(name.rpartition(":")[2] for name in self.config.metrics)]
-        answers = [_checked(answer, names, self.who) for answer in self.ask(requests)]
-        said = [answer for answer in answers if isinstance(answer, EvaluateReply)]
+        answers = [_checked(answer, names, self.label) for answer in self.ask(requests)]
+        replies = [answer for answer in answers if isinstance(answer, EvaluateReply)]
         failed = [answer for answer in answers if isinstance(answer, Failure)]
         return Evaluation(
-            metrics=means(said, names),
+            metrics=means(replies, names),
             failures=[replace(answer, reason=f"in evaluation: {answer.reason}") for answer in failed],
-            bytes_down=len(asked) * sum(tensor.nbytes for tensor in tensors.values()),
-            lines={"sites.jsonl": {"round": round, "sites": [_line(site) for site in said]}},
+            bytes_down=len(sites) * sum(tensor.nbytes for tensor in tensors.values()),
+            records={"sites.jsonl": {"round": round, "sites": [_line(site) for site in replies]}},
         )
 
 
 def evaluating(config: ExperimentConfig, round: int) -> list[int]:
     """Return the sites that evaluate in a round, ascending."""
-    num_clients, num_asked = config.partition.num_clients, config.server.evaluate_clients
-    if num_asked in (0, num_clients):
+    num_clients, num_sampled = config.partition.num_clients, config.server.evaluate_clients
+    if num_sampled in (0, num_clients):
         return list(range(num_clients))
     # a stream of its own: changing evaluate_clients must not change who trains
-    drawn = generator(config.seed, Purpose.EVALUATION, round=round).choice(num_clients, size=num_asked, replace=False)
+    drawn = generator(config.seed, Purpose.EVALUATION, round=round).choice(num_clients, size=num_sampled, replace=False)
     return sorted(int(site) for site in drawn)
 
 
@@ -76,12 +76,12 @@ def means(sites: Sequence[EvaluateReply], names: Sequence[str]) -> dict[str, flo
 
     Returns NaN for a metric that no site defines.
     """
-    found = {name: _mean([(site.num_test, site.metrics[name]) for site in sites]) for name in names}
+    averages = {name: _mean([(site.num_test, site.metrics[name]) for site in sites]) for name in names}
     held = [site for site in sites if site.num_validation]
     for name in names if held else ():
         key = _VALIDATION + name
-        found[key] = _mean([(site.num_validation, site.metrics[key]) for site in held])
-    return found
+        averages[key] = _mean([(site.num_validation, site.metrics[key]) for site in held])
+    return averages
 
 
 def _mean(weighted: Iterable[tuple[int, float]]) -> float:
@@ -99,7 +99,7 @@ def _line(site: EvaluateReply) -> Record:
 
 
 def _checked(
-    answer: EvaluateReply | Failure, names: Sequence[str], who: Callable[[int], str]
+    answer: EvaluateReply | Failure, names: Sequence[str], label: Callable[[int], str]
 ) -> EvaluateReply | Failure:
     """Return a reply with all requested metrics; a failure if some are missing or the loss is not finite."""
     if isinstance(answer, Failure):
@@ -108,7 +108,7 @@ def _checked(
     missing = [name for name in wanted if name not in answer.metrics]
     if missing:
         reason = (
-            f"{who(answer.partition)}the reply lacks the figures {missing}; run the same version of FedSign at every "
+            f"{label(answer.partition)}the reply lacks the figures {missing}; run the same version of FedSign at every "
             "node."
         )
         return Failure(partition=answer.partition, reason=reason)
@@ -118,7 +118,7 @@ def _checked(
     ]
     if diverged:
         reason = (
-            f"{who(answer.partition)}its {diverged[0]} is {answer.metrics[diverged[0]]}; expected a finite "
+            f"{label(answer.partition)}its {diverged[0]} is {answer.metrics[diverged[0]]}; expected a finite "
             "number: the model diverged on its samples."
         )
         return Failure(partition=answer.partition, reason=reason)

@@ -119,8 +119,8 @@ def _register_when_up(federation: Federation, is_open: threading.Event) -> None:
             time.sleep(_POLL_S)
         register_sites(federation)
     except Exception as error:  # noqa: BLE001 - after any error here, the gate would stay closed forever
-        said = error if isinstance(error, FedSignError) else f"{type(error).__name__}: {error}"
-        print(f"fedsign: the sites could not be registered: {said}", file=sys.stderr, flush=True)
+        message = error if isinstance(error, FedSignError) else f"{type(error).__name__}: {error}"
+        print(f"fedsign: the sites could not be registered: {message}", file=sys.stderr, flush=True)
         os._exit(1)  # sys.exit would end this thread only
     is_open.set()
 

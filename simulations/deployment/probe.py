@@ -57,7 +57,7 @@ class StillThereError(EngineError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class ServerInfo:
     """The server as a site sees it. `certificate_ends`: None without TLS; `ahead_s`: how far this clock is ahead of
     it.
     """
@@ -66,7 +66,7 @@ class Seen:
     ahead_s: float
 
 
-def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
+def probe_server(host: str, port: int, *, authority: Path | None) -> ServerInfo:
     """Connect to the server as a SuperNode would.
 
     Raises:
@@ -83,7 +83,7 @@ def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
             ends = dt.datetime.fromtimestamp(ends_s, dt.UTC)
         date = connection.getresponse().headers["date"]
         # right after the response, whose Date it is compared with
-        seen_at = dt.datetime.now(dt.UTC)
+        received_at = dt.datetime.now(dt.UTC)
     except ssl.SSLCertVerificationError as error:
         sentence = _UNTRUSTED.get(error.verify_code, _FOREIGN)
         raise ServerError(sentence.format(host=host, why=error.verify_message)) from error
@@ -100,8 +100,8 @@ def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
     finally:
         connection.close()
     # the header truncates to whole seconds, half a second on average
-    ahead = seen_at - email.utils.parsedate_to_datetime(date) if date else dt.timedelta(seconds=0.5)
-    return Seen(certificate_ends=ends, ahead_s=ahead.total_seconds() - 0.5)
+    ahead = received_at - email.utils.parsedate_to_datetime(date) if date else dt.timedelta(seconds=0.5)
+    return ServerInfo(certificate_ends=ends, ahead_s=ahead.total_seconds() - 0.5)
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:

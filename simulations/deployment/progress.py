@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsign.errors import FedSignError
-from fedsign.flower.pulling import Asked
+from fedsign.flower.pulling import Requests
 from fedsign.storage import digests
 from fedsign.storage.disk import is_held, replace_file
 from fedsign.storage.results import RunFolder, read_json
@@ -27,30 +27,35 @@ class Progress:
         self._file = _folder(federation) / f"{name}.json"
         self._facts: dict[str, Any] = {"run": str(run.resolve()), "num_rounds": num_rounds}
         self.remarks: Mapping[int, str] = {}  # about the versions of sites that answered the roll call, by partition
-        self._asked = Asked("roll call", 0, ())
+        self._requests = Requests("roll call", 0, ())
         # wall clock, not monotonic: another process, `deploy status`, compares it with its own
         self._since = self._written_at = time.time()
         self._write([])
 
-    def __call__(self, asked: Asked, waiting: Sequence[int]) -> None:
+    def __call__(self, requests: Requests, waiting: Sequence[int]) -> None:
         """Write the progress, at most once per interval."""
         now = time.time()
-        if asked is not self._asked:
-            self._asked, self._since = asked, now
+        if requests is not self._requests:
+            self._requests, self._since = requests, now
         if not waiting or now - self._written_at > _EVERY_S:
             self._written_at = now
             self._write(waiting)
 
     def _write(self, waiting: Sequence[int]) -> None:
-        told = {"round": self._asked.round, "what": self._asked.what, "since": self._since, "waiting": [*waiting]}
-        told["remarks"] = {str(partition): remark for partition, remark in self.remarks.items()}
-        text = digests.sealed_json(self._facts | told)
+        content = {
+            "round": self._requests.round,
+            "what": self._requests.kind,
+            "since": self._since,
+            "waiting": [*waiting],
+        }
+        content["remarks"] = {str(partition): remark for partition, remark in self.remarks.items()}
+        text = digests.sealed_json(self._facts | content)
         # durable=False: it is for looking at only, and an fsync twice a second would slow the round down
         replace_file(self._file, lambda partial: partial.write_text(text, encoding="utf-8"), durable=False)
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedRun:
+class RunProgress:
     """A run's last written progress. `waiting`: partitions yet to reply; `remarks`: about their versions."""
 
     file: Path
@@ -63,8 +68,8 @@ class PlayedRun:
     remarks: Mapping[str, str]
 
     @property
-    def is_played(self) -> bool:
-        """Whether the command that plays the run is alive."""
+    def is_running(self) -> bool:
+        """Whether the command that executes the run is alive."""
         # the kernel releases the lock however the command dies, unlike a pid file
         return is_held(self.run.path / "lock")
 
@@ -73,7 +78,7 @@ class PlayedRun:
         """Whether nothing is left to resume."""
         try:
             # someone may have deleted the run's folder: there is nothing to resume then
-            return not self.run.path.exists() or (not self.is_played and self.run.outcome["status"] == "finished")
+            return not self.run.path.exists() or (not self.is_running and self.run.outcome["status"] == "finished")
         except FedSignError:
             return False  # the outcome cannot be read
 
@@ -83,13 +88,13 @@ class PlayedRun:
         return f"fedsign run --resume {shlex.quote(str(self.run.path))}"
 
 
-def runs_of(federation: Federation) -> Iterator[PlayedRun]:
+def runs_of(federation: Federation) -> Iterator[RunProgress]:
     """Return active and interrupted runs. A file damaged by a power failure is skipped with a warning."""
     for file in sorted(_folder(federation).glob("*.json")):
         try:
             # written without fsync: after a power failure it may be empty
-            told = read_json(file)
-            yield PlayedRun(file, RunFolder(Path(told.pop("run"))), **told)
+            content = read_json(file)
+            yield RunProgress(file, RunFolder(Path(content.pop("run"))), **content)
         except (FedSignError, TypeError, KeyError) as error:
             _log.warning("how far a run is cannot be read: %s", error)
 

@@ -82,8 +82,8 @@ def refused(federation: Federation) -> Counter[tuple[str, str]]:
     """Return how many replies were refused, by (site, reason)."""
     file = federation.server / _FILE
     try:
-        told = read_json(file)["refused"] if file.exists() else []
+        entries = read_json(file)["refused"] if file.exists() else []
     except FedSignError as error:
         _log.warning("how many replies the SuperLink has refused cannot be read: %s", error)
-        told = []
-    return Counter({(site, why): count for site, why, count in told})
+        entries = []
+    return Counter({(site, why): count for site, why, count in entries})

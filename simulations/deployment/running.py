@@ -79,20 +79,20 @@ def is_alive(process: psutil.Process) -> bool:
 
 def with_descendants(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
     """Return the live ones of these processes, and all their descendants."""
-    found = set()
+    alive = set()
     for process in filter(is_alive, processes):
         with suppress(psutil.NoSuchProcess):
-            found |= {process, *process.children(recursive=True)}
-    return found
+            alive |= {process, *process.children(recursive=True)}
+    return alive
 
 
 def end(processes: Iterable[psutil.Process], *, patience_s: float = 15.0) -> None:
     """Terminate processes; after the grace period, kill them and their descendants."""
-    asked = [*processes]
+    roots = [*processes]
     # before the signal: children of a process that has ended belong to init and are not found any more
-    family = with_descendants(asked)
+    family = with_descendants(roots)
     # only to them: each ends its own children, in the order that it needs
-    _send(asked, signal.SIGTERM)
+    _send(roots, signal.SIGTERM)
     deadline = time.monotonic() + patience_s
     while any(map(is_alive, family)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -129,8 +129,8 @@ class Programs:
         for name, process in self._started.items():
             if process.poll() is not None:
                 log = self.logs / f"{name}.log"
-                said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                raise EngineError(f"the process {name} ended {when}: {' '.join(said[-3:])[-400:]} (all of it: {log})")
+                output = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                raise EngineError(f"the process {name} ended {when}: {' '.join(output[-3:])[-400:]} (all of it: {log})")
 
     def wait_until(self, condition: Callable[[], bool], *, timeout_s: float, complaint: str) -> None:
         """Wait until the programs are ready.

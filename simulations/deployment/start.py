@@ -20,7 +20,7 @@ from simulations.deployment import logs
 from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.keys import ends_at, load_private, validity
 from simulations.deployment.membership import answers, nodes_of
-from simulations.deployment.probe import HEARTBEAT_S, AwayError, StillThereError, check_is_known, look_at_server
+from simulations.deployment.probe import HEARTBEAT_S, AwayError, StillThereError, check_is_known, probe_server
 from simulations.deployment.progress import runs_of
 from simulations.deployment.running import Programs, end, flower_environment, free_port, record_this_process, recorded
 from simulations.deployment.startup_kits import StartupKit
@@ -61,8 +61,8 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     home.mkdir(exist_ok=True)
     for run in runs_of(federation):
-        # a run whose command still waits for this SuperLink (`is_played`) goes on by itself
-        if not (run.is_played or run.is_over):
+        # a run whose command still waits for this SuperLink (`is_running`) goes on by itself
+        if not (run.is_running or run.is_over):
             say(f"a run was interrupted in round {run.round} of {run.num_rounds}; resume it with: {run.how_to_go_on}")
     tree = {"superlink": {"default": "fedsign", "fedsign": link}}
     (home / "config.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
@@ -143,12 +143,12 @@ def down(federation: Federation) -> list[int]:
     ended = []
     # sites first, while there is a SuperLink that they can sign off from
     for folders in ([federation.kit(site.name) for site in federation.sites], [federation.server]):
-        found = [process for folder in folders if (process := recorded(folder / "pid")) is not None]
-        end(found)
+        processes = [process for folder in folders if (process := recorded(folder / "pid")) is not None]
+        end(processes)
         for folder in folders:
             # only after the end: a start in between must still see the old process
             (folder / "pid").unlink(missing_ok=True)
-        ended += [process.pid for process in found]
+        ended += [process.pid for process in processes]
     return ended
 
 
@@ -169,20 +169,20 @@ def _online(federation: Federation) -> set[tuple[int, str]]:
 def _greet(kit: StartupKit, say: Say, host: str) -> None:
     """Check the server before Flower connects. Flower itself waits for a server that is not up yet."""
     try:
-        seen = look_at_server(host, kit.facts["port"], authority=kit.trusted)
+        server = probe_server(host, kit.facts["port"], authority=kit.trusted)
     # not an error: machines boot in any order, and Flower retries by itself
     except AwayError as error:
         say(f"{str(error).rstrip('.')}. Trying on until it does.")
         return
     # else an insecure federation, which has neither a certificate nor keys to check
-    if seen.certificate_ends is not None:
-        _judge(seen.certificate_ends, "the server's certificate", say)
+    if server.certificate_ends is not None:
+        _judge(server.certificate_ends, "the server's certificate", say)
         _wait_for_authentication(kit, say, host)
 
 
 def _wait_for_authentication(kit: StartupKit, say: Say, host: str) -> None:
     """Wait until the SuperLink notices that the site's former SuperNode was killed."""
-    ends_at, is_told = time.monotonic() + HEARTBEAT_S + _SLACK_S, False
+    ends_at, is_reported = time.monotonic() + HEARTBEAT_S + _SLACK_S, False
     while True:
         try:
             check_is_known(kit, host=host)
@@ -191,18 +191,18 @@ def _wait_for_authentication(kit: StartupKit, say: Say, host: str) -> None:
             if time.monotonic() > ends_at:
                 raise
             # once: this loops every second for more than a minute
-            if not is_told:
+            if not is_reported:
                 say(f"{error} Trying on until this site is let in.")
-            is_told = True
+            is_reported = True
         time.sleep(_POLL_S)
 
 
-def _judge(end: dt.datetime, what: str, say: Say) -> None:
+def _judge(end: dt.datetime, name: str, say: Say) -> None:
     state, how = validity(end)
     if state == "broken":
-        raise ConfigError(f"{what} {how}.")
+        raise ConfigError(f"{name} {how}.")
     if state == "warn":
-        say(f"{what} {how}.")
+        say(f"{name} {how}.")
 
 
 def _check_not_running(folder: Path) -> None:

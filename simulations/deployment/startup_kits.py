@@ -100,9 +100,9 @@ def open_startup_kit(folder: Path) -> StartupKit:
     for key in [*tree, "federation"]:
         if key not in expected:
             raise ConfigError(f"{path} has the unknown key '{key}'; expected {', '.join(expected)}.")
-        kind, what = expected[key]
+        kind, expectation = expected[key]
         if not isinstance(tree.get(key), kind):
-            raise ConfigError(f"{path} has {key} = {tree.get(key)!r}; expected {what}.")
+            raise ConfigError(f"{path} has {key} = {tree.get(key)!r}; expected {expectation}.")
     facts = tree.pop("federation")
     missing = _FACTS - set(facts)
     if missing:
@@ -129,7 +129,7 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
     """Fill a site's folder, which may hold its key already, and pack it."""
     kit = federation.kit(site.name)
     kit.mkdir(parents=True, exist_ok=True, mode=0o700)
-    mine = tomli_w.dumps({"data_root": data_root, "device": device})
+    own = tomli_w.dumps({"data_root": data_root, "device": device})
     facts = {
         "name": federation.name,
         "site": site.name,
@@ -139,15 +139,15 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
         "insecure": federation.insecure,
         "versions": dict(federation.versions),
     }
-    theirs = tomli_w.dumps({"federation": facts})
-    _write(kit / SITE_FILE, "site.toml", mine=mine, theirs=theirs)
+    given = tomli_w.dumps({"federation": facts})
+    _write(kit / SITE_FILE, "site.toml", mine=own, theirs=given)
     if not federation.insecure:
         (kit / AUTHORITY_FILE).write_bytes(federation.authority.read_bytes())
         (kit / PUBLIC_FILE).write_text(f"{site.public_key} {site.name}\n", encoding="utf-8")
-    what = f"SuperNode of {site.name} in the federation {federation.name}"
-    _write_programs(kit, what, unit=f"fedsign-{site.name}", folder_there=site.name)
+    description = f"SuperNode of {site.name} in the federation {federation.name}"
+    _write_programs(kit, description, unit=f"fedsign-{site.name}", remote_folder=site.name)
     # no index offers a local version such as 2.5.0+cpu
-    versions = {name: said.partition("+")[0] for name, said in federation.versions.items()}
+    versions = {name: text.partition("+")[0] for name, text in federation.versions.items()}
     has_key = (kit / KEY_FILE).exists()
     _write(kit / "README.md", "site.md", site=site.name, federation=federation, has_key=has_key, versions=versions)
     _pack(kit)
@@ -156,17 +156,17 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
 def write_server(federation: Federation) -> None:
     """Write the server's start script, systemd unit and instructions."""
     federation.server.mkdir(parents=True, exist_ok=True, mode=0o700)
-    what = f"SuperLink of the federation {federation.name}"
-    _write_programs(federation.server, what, unit="fedsign-superlink", folder_there="federation/server")
+    description = f"SuperLink of the federation {federation.name}"
+    _write_programs(federation.server, description, unit="fedsign-superlink", remote_folder="federation/server")
     _write(federation.folder / "README.md", "federation.md", federation=federation)
     (federation.folder / ".gitignore").write_text("*\n", encoding="utf-8")  # keys must not be committed
 
 
-def _write_programs(folder: Path, what: str, *, unit: str, folder_there: str) -> None:
+def _write_programs(folder: Path, description: str, *, unit: str, remote_folder: str) -> None:
     """Write the start script and the systemd unit."""
-    _write(folder / "start.sh", "start.sh", what=what)
+    _write(folder / "start.sh", "start.sh", what=description)
     (folder / "start.sh").chmod(0o755)
-    _write(folder / f"{unit}.service", "unit.service", what=what, name=unit, folder=folder_there)
+    _write(folder / f"{unit}.service", "unit.service", what=description, name=unit, folder=remote_folder)
 
 
 def _write(path: Path, template: str, **values: Any) -> None:

@@ -15,7 +15,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from simulations.deployment.federation import Federation, Site
 from simulations.deployment.keys import ends_at, validity
 from simulations.deployment.membership import answers, in_pem, nodes_of, process_of
-from simulations.deployment.progress import PlayedRun, runs_of
+from simulations.deployment.progress import RunProgress, runs_of
 
 Row = dict[str, Any]
 
@@ -48,12 +48,12 @@ def status_of(federation: Federation) -> Row:
     }
 
 
-def _run(run: PlayedRun, names: Mapping[int, str]) -> Row:
+def _run(run: RunProgress, names: Mapping[int, str]) -> Row:
     """Describe a run's progress, and which sites it waits for."""
-    waiting = [names.get(partition, str(partition)) for partition in run.waiting] if run.is_played else []
+    waiting = [names.get(partition, str(partition)) for partition in run.waiting] if run.is_running else []
     # max: the clock may have been set back since
     phase = f"{run.what} for {max(time.time() - run.since, 0):.0f} s"
-    if not run.is_played:
+    if not run.is_running:
         phase = f"interrupted; resume with: {run.how_to_go_on}"
     return {
         "run": str(run.run.path),
@@ -63,14 +63,14 @@ def _run(run: PlayedRun, names: Mapping[int, str]) -> Row:
     }
 
 
-def _site(site: Site, node: NodeInfo | None, runs: Sequence[PlayedRun]) -> Row:
+def _site(site: Site, node: NodeInfo | None, runs: Sequence[RunProgress]) -> Row:
     """Describe a site, and its events in active runs."""
-    events = [line for run in runs for line in run.run.records("members.jsonl") if line["site"] == site.name]
+    events = [event for run in runs for event in run.run.records("members.jsonl") if event["site"] == site.name]
     # `in`, not startswith: failures of an evaluation begin with "in evaluation: "
     failures = [
-        line for run in runs for line in run.run.records("failures.jsonl") if f"site {site.name}: " in line["reason"]
+        event for run in runs for event in run.run.records("failures.jsonl") if f"site {site.name}: " in event["reason"]
     ]
-    counts = Counter(line["event"] for line in events)
+    counts = Counter(event["event"] for event in events)
     # the key exists once the site has answered a roll call; its remark may be empty
     remarks = [run.remarks[str(site.partition)] for run in runs if str(site.partition) in run.remarks]
     last = events[-1] if events else None
@@ -78,7 +78,7 @@ def _site(site: Site, node: NodeInfo | None, runs: Sequence[PlayedRun]) -> Row:
         "site": site.name,
         "partition": site.partition,
         "state": _state(site, node),
-        "last seen": _seen_at(node),
+        "last seen": _last_seen(node),
         "versions": (remarks[-1] or "the server's") if remarks else "",
         "failures": len(failures),
         "late": counts["late"],
@@ -95,7 +95,7 @@ def _state(site: Site, node: NodeInfo | None) -> str:
     return "never seen" if node.status == "registered" else node.status
 
 
-def _seen_at(node: NodeInfo | None) -> str | None:
+def _last_seen(node: NodeInfo | None) -> str | None:
     """Return the time of a node's last heartbeat, or when it left or was found to be gone."""
     if node is None or not node.last_activated_at:
         return None

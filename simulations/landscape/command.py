@@ -85,7 +85,7 @@ def valley(
     """Draw loss and error around a model, along noise and special directions."""
     from simulations.landscape import valley as valleys
 
-    found = valleys.valley(
+    analysis = valleys.valley(
         path,
         directions=words(directions),
         draws=draws,
@@ -101,7 +101,7 @@ def valley(
         model=model,
         overrides=overrides or (),
     )
-    finish(found, path, out, _print_valley, json=json, has_section=True)
+    finish(analysis, path, out, _print_valley, json=json, has_section=True)
 
 
 def trajectory(
@@ -115,8 +115,8 @@ def trajectory(
     """Draw a training trajectory over the plane of its two principal directions."""
     from simulations.landscape import trajectory as paths
 
-    found = paths.trajectory(path, points=points, samples=samples, statistics=statistics)
-    finish(found, path, out, _print_trajectory, json=json, has_section=True)
+    analysis = paths.trajectory(path, points=points, samples=samples, statistics=statistics)
+    finish(analysis, path, out, _print_trajectory, json=json, has_section=True)
 
 
 def interpolate(
@@ -131,9 +131,9 @@ def interpolate(
     json: NumbersOption = False,
 ) -> None:
     """Draw loss and error on the line through two models, and report the barrier between them."""
-    from simulations.landscape import interpolate as lines
+    from simulations.landscape import interpolate as interpolation
 
-    found = lines.interpolate(
+    analysis = interpolation.interpolate(
         first,
         second,
         points=points,
@@ -142,7 +142,7 @@ def interpolate(
         model=model,
         overrides=overrides or (),
     )
-    finish(found, first, out, _print_path, json=json)
+    finish(analysis, first, out, _print_path, json=json)
 
 
 def curvature(
@@ -159,7 +159,7 @@ def curvature(
     """Measure the Hessian of the test loss: its trace and extreme eigenvalues."""
     from simulations.landscape import curvature as hessians
 
-    found = hessians.curvature(
+    analysis = hessians.curvature(
         path,
         draws=draws,
         eigenvalues=eigenvalues,
@@ -168,14 +168,14 @@ def curvature(
         model=model,
         overrides=overrides or (),
     )
-    finish(found, path, out, _print_curvature, json=json)
+    finish(analysis, path, out, _print_curvature, json=json)
 
 
 def finish(
-    found: Any,
+    analysis: Any,
     path: Path,
     out: Path | None,
-    print_found: Callable[[Any], None],
+    print_analysis: Callable[[Any], None],
     *,
     json: bool,
     has_section: bool = False,
@@ -184,16 +184,16 @@ def finish(
     from simulations.landscape.target import run_of
 
     run = run_of(path)
-    written = found.write(out or (run.path if run else Path()) / "analysis" / ("" if run else path.stem))
+    written = analysis.write(out or (run.path if run else Path()) / "analysis" / ("" if run else path.stem))
     page = None
     if has_section and run and not out:
         from fedsign.report.page import write_report
 
         page = write_report(run)
     if json:
-        print_json(found.as_json() | {"files": [str(file) for file in written]})
+        print_json(analysis.as_json() | {"files": [str(file) for file in written]})
         return
-    print_found(found)
+    print_analysis(analysis)
     print_files(written, page)
 
 
@@ -202,40 +202,40 @@ def shown(value: float | None, *, sign: str = "") -> str:
     return "-" if value is None or value != value else f"{value:{sign}.3f}"
 
 
-def _print_valley(found: Any) -> None:
-    console, facts = Console(soft_wrap=True, highlight=False), found.facts
+def _print_valley(analysis: Any) -> None:
+    console, facts = Console(soft_wrap=True, highlight=False), analysis.facts
     console.print(
-        f"[bold]{escaped(found.name)}[/]: {facts['model']} with {facts['num_parameters']:,} parameters, on "
+        f"[bold]{escaped(analysis.name)}[/]: {facts['model']} with {facts['num_parameters']:,} parameters, on "
         f"{facts['num_samples']:,} test samples of {facts['data']}"
     )
     _print_centers(facts)
-    if not found.summary:
+    if not analysis.summary:
         return
-    what = found.summary[0]["figure"]
+    name = analysis.summary[0]["figure"]
     print_table(
         [
             {
                 "direction": row["label"],
                 "draws": _draws(row),
                 "s": f"{row['scale']:g}",
-                f"{what} -": shown(row["mean_negative"]),
-                f"{what} +": shown(row["mean_positive"]),
+                f"{name} -": shown(row["mean_negative"]),
+                f"{name} +": shown(row["mean_positive"]),
                 "asymmetry": _interval(row),
                 "width -": shown(row["width_negative"]),
                 "width +": shown(row["width_positive"]),
             }
-            for row in found.summary
+            for row in analysis.summary
         ]
     )
     console.print(
-        f"{what} - and +: means over lambda in [-1, 0] and [0, 1]; asymmetry: their difference, with a 95 % interval "
+        f"{name} - and +: means over lambda in [-1, 0] and [0, 1]; asymmetry: their difference, with a 95 % interval "
         "over draws; width: the |lambda| at which it has risen by 0.1, - where it does not."
         + (
             (
                 " Of a symmetric noise each draw is a pair, eps and -eps: its asymmetry is 0 by symmetry, and ± is "
                 "that of one direction."
             )
-            if any(row["is_paired"] for row in found.summary)
+            if any(row["is_paired"] for row in analysis.summary)
             else ""
         ),
         style="dim",
@@ -278,12 +278,12 @@ def _interval(row: Any) -> str:
     return f"{text} [{row['asymmetry_low']:+.3f}, {row['asymmetry_high']:+.3f}]"
 
 
-def _print_trajectory(found: Any) -> None:
-    facts, (first, last) = found.facts, (found.rows[0], found.rows[-1])
+def _print_trajectory(analysis: Any) -> None:
+    facts, (first, last) = analysis.facts, (analysis.rows[0], analysis.rows[-1])
     shares = [f"{100 * share:.1f} %" for share in facts["explained"]]
     print_facts(
         [
-            ("path", f"{len(found.rows)} models, rounds {first['round']} to {last['round']}"),
+            ("path", f"{len(analysis.rows)} models, rounds {first['round']} to {last['round']}"),
             ("explained variance", f"{shares[0]} and {shares[1]}"),
             (
                 "first to last",
@@ -293,13 +293,13 @@ def _print_trajectory(found: Any) -> None:
                 ),
             ),
         ],
-        title=found.name,
+        title=analysis.name,
     )
     _print_centers(facts)
 
 
-def _print_path(found: Any) -> None:
-    facts = found.facts
+def _print_path(analysis: Any) -> None:
+    facts = analysis.facts
     gap = shown(facts["midpoint_gap"], sign="+") + "  above 0, the mean of the two is better than they are"
     print_facts(
         [
@@ -311,7 +311,7 @@ def _print_path(found: Any) -> None:
             ("same signs", shown(facts["same_sign_ratio"])),
             *_own_ends(facts),
         ],
-        title=found.name,
+        title=analysis.name,
     )
     print_table(
         [
@@ -323,7 +323,7 @@ def _print_path(found: Any) -> None:
                 "same signs as first": shown(row["ssr_start"]),
                 "as second": shown(row["ssr_end"]),
             }
-            for row in found.rows
+            for row in analysis.rows
         ]
     )
 
@@ -341,8 +341,8 @@ def _own_ends(facts: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _print_curvature(found: Any) -> None:
-    facts = found.facts
+def _print_curvature(analysis: Any) -> None:
+    facts = analysis.facts
     error = "" if facts["trace_standard_error"] is None else f" ± {facts['trace_standard_error']:.3g}"
     print_facts(
         [
@@ -352,5 +352,5 @@ def _print_curvature(found: Any) -> None:
             ("gradient norm", f"{facts['gradient_norm']:.4g}"),
             ("cosine of signs and gradient", f"{facts['cosine_signs_gradient']:+.4f}"),
         ],
-        title=found.name,
+        title=analysis.name,
     )

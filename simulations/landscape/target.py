@@ -107,10 +107,10 @@ class Target:
 
     def centers(self, landscape: Landscape, samples: int | None) -> dict[str, dict[str, float]]:
         """Return loss and error at the landscape's `center`, and with BatchNorm also of the evaluated model."""
-        found = {"center": landscape}
+        landscapes = {"center": landscape}
         if landscape.sizes["num_statistics"]:
-            found["own_center"] = self.landscape(samples, statistics=0)
-        return {name: at_center(each) for name, each in found.items()}
+            landscapes["own_center"] = self.landscape(samples, statistics=0)
+        return {name: at_center(each) for name, each in landscapes.items()}
 
     def test_samples(self, count: int | None) -> Samples:
         """Return the server's test samples, or `count` of them drawn by the experiment's seed."""

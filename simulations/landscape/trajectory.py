@@ -78,15 +78,15 @@ def _path(run: RunFolder, target: Target, landscape: Landscape) -> tuple[list[in
             f"{run.path} keeps {len(rounds)} checkpoints, but expected {_FEWEST} or more to draw its path; run "
             "it again with --set results.checkpoint_every=1 --set results.keep_checkpoints=1000."
         )
-    found = []
+    points = []
     for round in rounds:
         source = run.checkpoints / f"round-{round:06d}"
         checkpoint = checkpoints.load(source)
         model = replace(target, source=source, tensors=checkpoint.evaluated or checkpoint.served)
         # [D], in one layout for all: `principal_plane` subtracts them
-        found.append(model.vector_in(landscape.layout))
+        points.append(model.vector_in(landscape.layout))
     start = target.initial_vector(landscape.layout)
     # one interval or less from round 0 to the first checkpoint: none were removed in between
     if start is not None and rounds[0] <= rounds[1] - rounds[0]:
-        rounds, found = [0, *rounds], [start, *found]
-    return rounds, torch.stack(found).to(landscape.center)
+        rounds, points = [0, *rounds], [start, *points]
+    return rounds, torch.stack(points).to(landscape.center)

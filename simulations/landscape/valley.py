@@ -37,7 +37,7 @@ _AVERAGED = ("center", "mean_positive", "mean_negative", "width_positive", "widt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
+class _Options:
     """The requested curves or surface.
 
     Raises:
@@ -123,7 +123,7 @@ def valley(
     Raises:
         FedSignError: the model lacks what was requested, or a surface got only one direction.
     """
-    asked = _Asked(
+    options = _Options(
         directions=tuple(map(current_name, (directions,) if isinstance(directions, str) else directions)),
         draws=draws,
         scales=scales,
@@ -136,29 +136,29 @@ def valley(
         statistics=statistics,
         seed=seed,
     )
-    # after `_Asked` has checked the options: loading a model and its data may take minutes
+    # after `_Options` has checked the options: loading a model and its data may take minutes
     target = target_of(source, model=model, overrides=overrides)
-    landscape = target.landscape(asked.samples, asked.statistics)
-    rays = _rays(target, landscape, asked)
+    landscape = target.landscape(options.samples, options.statistics)
+    rays = _rays(target, landscape, options)
     facts = {
         **target.facts,
         **landscape.sizes,
-        **target.centers(landscape, asked.samples),
-        **{name: getattr(asked, name) for name in _IN_FACTS},
+        **target.centers(landscape, options.samples),
+        **{name: getattr(options, name) for name in _IN_FACTS},
         "torch": torch.__version__,
     }
-    if asked.surface:
-        return _surface(target.name, landscape, rays, asked, facts)
-    return _curves(target.name, landscape, rays, asked, facts)
+    if options.surface:
+        return _surface(target.name, landscape, rays, options, facts)
+    return _curves(target.name, landscape, rays, options, facts)
 
 
-def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked, facts: Row) -> Found:
-    values = curves(landscape, [direction for _, direction in rays], scales=asked.scales, lambdas=asked.lambdas)
+def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Options, facts: Row) -> Found:
+    values = curves(landscape, [direction for _, direction in rays], scales=options.scales, lambdas=options.lambdas)
     rows: list[Row] = []
     for index, (ray, _) in enumerate(rays):
-        for column, scale in enumerate(asked.scales):
+        for column, scale in enumerate(options.scales):
             # of: [rays, scales, lambdas]
-            sides = {name: asdict(sides_of(asked.lambdas, of[index, column])) for name, of in values.arrays().items()}
+            sides = {name: asdict(sides_of(options.lambdas, of[index, column])) for name, of in values.arrays().items()}
             rows.append({**ray, "scale": scale, **sides})
     return Found(
         kind="valley",
@@ -166,16 +166,16 @@ def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked,
         facts=facts,
         rows=rows,
         # of the error where there is one, else of the loss: a page shows one number per curve
-        summary=_summary(rows, *values.main(), asked),
-        arrays={"lambda": asked.lambdas, **values.arrays()},
+        summary=_summary(rows, *values.main(), options),
+        arrays={"lambda": options.lambdas, **values.arrays()},
         drawn_by=valley_figures,
     )
 
 
-def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked, facts: Row) -> Found:
+def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Options, facts: Row) -> Found:
     if len(rays) < 2:
         raise ConfigError("one direction was given for a surface, but expected two: name two, or raise --draws.")
-    scale, sides = max(asked.scales), {"rows": asked.lambdas, "columns": asked.lambdas}
+    scale, sides = max(options.scales), {"rows": options.lambdas, "columns": options.lambdas}
     first, second = (scale * direction for _, direction in rays[:2])
     values = surface(landscape, first, second, **sides)
     labels = {side: f"{ray['label']}, draw {ray['draw']}" for side, (ray, _) in zip(sides, rays, strict=False)}
@@ -188,26 +188,26 @@ def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked
     )
 
 
-def _rays(target: Target, landscape: Landscape, asked: _Asked) -> list[Ray]:
+def _rays(target: Target, landscape: Landscape, options: _Options) -> list[Ray]:
     # directions are made on the CPU, so that a GPU shows the same draws
     layout, theta = landscape.layout, landscape.center.cpu()
-    where = None if asked.group == "ALL" else mask_of(asked.group, target.model, layout)
+    where = None if options.group == "ALL" else mask_of(options.group, target.model, layout)
     initial = target.initial_vector(layout)
-    found: list[Ray] = []
-    for name in asked.directions:
-        is_paired = is_symmetric(name, asked.signs)
-        for draw in range(asked.draws if is_random(name, asked.signs) else 1):
+    rays: list[Ray] = []
+    for name in options.directions:
+        is_paired = is_symmetric(name, options.signs)
+        for draw in range(options.draws if is_random(name, options.signs) else 1):
             if name in NOISES:
-                eps = noise(name, layout.size, seed=asked.seed, index=draw, dtype=theta.dtype)
+                eps = noise(name, layout.size, seed=options.seed, index=draw, dtype=theta.dtype)
             else:
                 eps = special(name, layout, theta, initial)
             # before scaling: the signs must not change the direction's length
-            if asked.signs is not None:
-                eps = with_signs(eps, theta, fraction=asked.signs, seed=asked.seed, index=draw)
-            direction = scaled(layout, eps, theta, Scaling(asked.scaling), where=where).to(landscape.center.device)
-            told = {"direction": name, "label": _label(name, asked.signs), "draw": draw, "is_paired": is_paired}
-            found.append((told, direction))
-    return found
+            if options.signs is not None:
+                eps = with_signs(eps, theta, fraction=options.signs, seed=options.seed, index=draw)
+            direction = scaled(layout, eps, theta, Scaling(options.scaling), where=where).to(landscape.center.device)
+            labels = {"direction": name, "label": _label(name, options.signs), "draw": draw, "is_paired": is_paired}
+            rays.append((labels, direction))
+    return rays
 
 
 def _label(name: str, signs: float | None) -> str:
@@ -217,7 +217,7 @@ def _label(name: str, signs: float | None) -> str:
     return f"|{label}| sign(θf)" if signs == 1 else f"{label}, {100 * signs:g} % of signs"
 
 
-def _summary(rows: Sequence[Row], figure: str, values: Array, asked: _Asked) -> list[Row]:
+def _summary(rows: Sequence[Row], figure: str, values: Array, options: _Options) -> list[Row]:
     """Summarize each direction and scale: means over draws, and the asymmetry with its confidence interval.
 
     A noise drawn in both directions has asymmetry 0 by symmetry, which estimates nothing. `asymmetry_of_one` is the
@@ -226,19 +226,19 @@ def _summary(rows: Sequence[Row], figure: str, values: Array, asked: _Asked) -> 
     # numbers of rows; row = ray x len(scales) + scale
     drawn: dict[tuple[str, int], list[int]] = {}
     for number, row in enumerate(rows):  # grouped by direction, then by scale
-        drawn.setdefault((row["direction"], number % len(asked.scales)), []).append(number)
-    found: list[Row] = []
+        drawn.setdefault((row["direction"], number % len(options.scales)), []).append(number)
+    summaries: list[Row] = []
     for (_, column), numbers in drawn.items():
         first = rows[numbers[0]]
         # [draws, lambdas]
-        alike = values[[number // len(asked.scales) for number in numbers], column]
-        sides = [asdict(sides_of(asked.lambdas, each)) for each in independent(alike, is_paired=first["is_paired"])]
+        alike = values[[number // len(options.scales) for number in numbers], column]
+        sides = [asdict(sides_of(options.lambdas, each)) for each in independent(alike, is_paired=first["is_paired"])]
         interval = asymmetry([side["asymmetry"] for side in sides])
         # from the single curves: the mean of a pair has none
         of_one = [abs(rows[number][figure]["asymmetry"]) for number in numbers]
         # a pair's asymmetry is 0 by construction: an interval around it would claim precision
         is_estimated = interval is not None and not first["is_paired"]
-        found.append(
+        summaries.append(
             {
                 **{key: first[key] for key in ("direction", "label", "scale", "is_paired")},
                 "figure": figure,
@@ -250,7 +250,7 @@ def _summary(rows: Sequence[Row], figure: str, values: Array, asked: _Asked) -> 
                 "asymmetry_of_one": _mean(of_one),
             }
         )
-    return found
+    return summaries
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

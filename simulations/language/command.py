@@ -22,5 +22,5 @@ def export(
         print_json(facts)
         return
     for name, value in facts.items():
-        said = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
-        typer.echo(f"{name:<14}{said}")
+        text = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
+        typer.echo(f"{name:<14}{text}")

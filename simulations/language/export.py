@@ -26,18 +26,18 @@ def export(run: Path, out: Path) -> dict[str, Any]:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} is there already; name a folder that is not, or an empty one.")
-    done = load_run(run)
+    loaded = load_run(run)
     # before the folder is made: a run of images is refused here
-    end_id = _end_id(done.config)
-    network = network_of(plain_model(done.model().cpu()), end_id=end_id)
+    end_id = _end_id(loaded.config)
+    network = network_of(plain_model(loaded.model().cpu()), end_id=end_id)
     out.mkdir(parents=True, exist_ok=True)
     network.save_pretrained(out)
-    copied = _copy_tokenizer(done.config, out)
+    copied = _copy_tokenizer(loaded.config, out)
     return {
         "folder": str(out),
         "architecture": type(network).__name__,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "tokenizer": copied or f"none: data.name={done.config.data.name} has no tokenizer in files",
+        "tokenizer": copied or f"none: data.name={loaded.config.data.name} has no tokenizer in files",
     }
 
 
@@ -61,7 +61,7 @@ def _copy_tokenizer(config: ExperimentConfig, out: Path) -> list[str]:
     if not given:
         return []
     folder = Path(given).expanduser()
-    found = [file for pattern in _OF_TOKENIZERS for file in sorted(folder.glob(pattern)) if file.is_file()]
-    for file in found:
+    files = [file for pattern in _OF_TOKENIZERS for file in sorted(folder.glob(pattern)) if file.is_file()]
+    for file in files:
         shutil.copy2(file, out / file.name)
-    return [file.name for file in found]
+    return [file.name for file in files]

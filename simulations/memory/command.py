@@ -153,11 +153,11 @@ def memory(
         raise ConfigError("--methods names none; expected names such as full,lora,E+H+2L.")
     rows = []
     for method in methods_of(names, rank=rank, dropout=lora_dropout):
-        found = estimate(work, method, setting)
+        estimated = estimate(work, method, setting)
         # `largest`: of several devices the fullest one decides
-        fits = None if card_bytes is None else found.largest.total_bytes <= card_bytes
-        measured = taken(work, method, setting, found, here) if measure else None
-        rows.append(replace(found, fits=fits, measured=measured))
+        fits = None if card_bytes is None else estimated.largest.total_bytes <= card_bytes
+        measured = taken(work, method, setting, estimated, here) if measure else None
+        rows.append(replace(estimated, fits=fits, measured=measured))
     title = f"{work.title}, {dtype}{' with float32 masters' if masters else ''}"
     # of the model itself, the same for every method: adapters are not counted
     num_parameters = rows[0].num_parameters
@@ -165,8 +165,10 @@ def memory(
         chart = estimates.chart_of(rows, title, card_bytes)
         figures.write(partial(figures.draw, chart, width=figures.PAGE, titled=True), out)
     if json:
-        said = [row.as_json() for row in rows]
-        print_json({"title": title, "num_parameters": num_parameters, "card_bytes": card_bytes, "methods": said})
+        methods_json = [row.as_json() for row in rows]
+        print_json(
+            {"title": title, "num_parameters": num_parameters, "card_bytes": card_bytes, "methods": methods_json}
+        )
         return
     where = f"measured on {'the GPU' if here.type == 'cuda' else 'the CPU'}; " if measure else ""
     how = f"{where}{setting.device} kernels, {attention} attention, {adamw} AdamW"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsign.errors import DataError
-from simulations.recipes.where import AT_HOME, PlaysOf, Where, in_options
+from simulations.recipes.where import AT_HOME, BudgetOf, Where, in_options
 
 Metrics = Mapping[str, float]
 
@@ -117,8 +117,8 @@ class Recipe:
         data: the data sets the recipe was made for, the default first, with the expected verdict on each; empty if it
             was
             made for `home` only.
-        home: the data set of `expected`, for a recipe that can be played on others.
-        plays: what the recipe plays, if it can be played on any data; otherwise None.
+        home: the data set of `expected`, for a recipe that can be checked on others.
+        budget: the trainings of the recipe, if it can be checked on any data; otherwise None.
         takes_model: whether the model can be chosen, where the data can.
         takes_other_data: whether `data` are examples. If not, published numbers on them make other data meaningless.
         where: the chosen data and model.
@@ -135,7 +135,7 @@ class Recipe:
     expected: Verdict | None = None
     data: Mapping[str, Verdict | None] = field(default_factory=dict)
     home: str = "digits"
-    plays: PlaysOf | None = None
+    budget: BudgetOf | None = None
     takes_model: bool = True
     takes_other_data: bool = True
     where: Where = AT_HOME

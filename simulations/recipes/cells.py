@@ -49,8 +49,8 @@ def _rounds(cell: Mapping[str, Any]) -> list[Record]:
 
 def final_values(runs: Mapping[Key, list[Record]], metric: str, *, last: int = 5) -> dict[Key, float]:
     """Return the mean of a metric over the last rounds of each run; NaN if it diverged."""
-    found = {key: final_value(lines, metric, last=last) for key, lines in runs.items()}
-    return {key: nan if value is None else value for key, value in found.items()}
+    values = {key: final_value(records, metric, last=last) for key, records in runs.items()}
+    return {key: nan if value is None else value for key, value in values.items()}
 
 
 def on_all_cores(jobs: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
@@ -99,7 +99,7 @@ def means(values: Mapping[tuple[str, int], float]) -> dict[str, float]:
 
 def mean_ratio(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the mean of first / second over pairs."""
-    return fmean(mine / its for mine, its in zip(first, second, strict=True))
+    return fmean(one / other for one, other in zip(first, second, strict=True))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:

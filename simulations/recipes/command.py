@@ -38,7 +38,7 @@ def reproduce(
             {
                 "name": key,
                 "source": each.source or "this program",
-                "data": ", ".join(each.data) or (each.home if each.plays else "its own"),
+                "data": ", ".join(each.data) or (each.home if each.budget else "its own"),
                 "measured": recipes.get(key).expected or "not yet",
                 "claim": each.claim,
             }
@@ -47,9 +47,9 @@ def reproduce(
         print_json(rows) if json else print_table(rows)
         return
     recipe = recipes.get(name, data=data, root=data_root, model=model)
-    if recipe.plays is not None and recipe.expected is None and recipe.where is not AT_HOME:
-        said = f"nobody has measured {recipe.name}: {cost(recipe.plays(quick, recipe.where))}."
-        Console(stderr=True, soft_wrap=True, highlight=False).print(escaped(said))
+    if recipe.budget is not None and recipe.expected is None and recipe.where is not AT_HOME:
+        sentence = f"nobody has measured {recipe.name}: {cost(recipe.budget(quick, recipe.where))}."
+        Console(stderr=True, soft_wrap=True, highlight=False).print(escaped(sentence))
     finding = recipe.check(quick=quick)
     if json:
         print_json(finding.as_json())
@@ -66,9 +66,9 @@ def print_finding(finding: Any) -> None:
     if finding.metrics:
         print_table(finding.rows())
     found = finding.as_json()
-    for what in ("reason", "page"):
-        if found[what]:
-            console.print(f"{what}: {escaped(found[what])}")
+    for key in ("reason", "page"):
+        if found[key]:
+            console.print(f"{key}: {escaped(found[key])}")
     for each in found["parts"]:
         console.print(f"{'holds' if each['holds'] else 'does not hold'}: {escaped(each['says'])}")
     expected = "as expected" if finding.as_expected else f"expected was: {finding.expected or 'a verdict'}"

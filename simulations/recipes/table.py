@@ -35,15 +35,15 @@ def get(name: str, *, data: str = "", root: str = "", model: str = "") -> Recipe
             f"there is no recipe '{name}'.{nearest(name, all_recipes())} 'fedsign reproduce --list' names them all."
         )
     recipe = all_recipes()[name]
-    asked = {"--data": data, "--data-root": root, "--model": model}
-    if recipe.plays is None:
-        if given := [option for option, value in asked.items() if value]:
+    overrides = {"--data": data, "--data-root": root, "--model": model}
+    if recipe.budget is None:
+        if given := [option for option, value in overrides.items() if value]:
             raise ConfigError(f"recipe '{name}' has data and models of its own: drop {' and '.join(given)}.")
         return recipe
     if model and not recipe.takes_model:
         raise ConfigError(f"recipe '{name}' compares models of its own: drop --model.")
     # with `data`, even the default goes through `where`: the recipe has no other
-    if not any(asked.values()) and not recipe.data:
+    if not any(overrides.values()) and not recipe.data:
         return recipe
     known = recipe.data or {recipe.home: recipe.expected}
     where = where_of(data or next(iter(known)), root, model)

@@ -2,7 +2,7 @@
 
 `--data` is a registered data set, a folder with a subfolder per class, or an .npz file; `--data-root` the folder of a
 data set's files; `--model` a registered model.  By default the recipe's own are used.  The cost is estimated before
-anything is played: the number of trainings and their rounds, minutes by a timed round, and that process's memory.
+anything is run: the number of trainings and their rounds, minutes by a timed round, and that process's memory.
 """
 
 import os
@@ -95,38 +95,38 @@ def _model(model: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plays:
-    """How many trainings a recipe plays, each like `experiment`, and in how many processes (None: one per core)."""
+class Budget:
+    """How many trainings a recipe needs, each like `experiment`, and in how many processes (None: one per core)."""
 
     trainings: int
     experiment: Mapping[str, Any]
     processes: int | None = None
 
 
-PlaysOf = Callable[[bool, Where], Plays]
-"""Returns the plays of a quick or a full check."""
+BudgetOf = Callable[[bool, Where], Budget]
+"""Returns the budget of a quick or a full check."""
 
 AT_HOME = Where()
 """The recipe's own data and model."""
 
 
-def cost(plays: Plays) -> str:
+def cost(budget: Budget) -> str:
     """Describe the cost, estimated from a timed round.
 
     Raises:
-        FedSignError: the experiment cannot be played: its data are missing, or do not fit the model.
+        FedSignError: the experiment cannot be run: its data are missing, or do not fit the model.
     """
     # in a process of its own, whose peak memory is that of one training, and whose thread count is a training's
-    found = on_all_cores({"timed": partial(_timed, plays.experiment)})["timed"]
+    found = on_all_cores({"timed": partial(_timed, budget.experiment)})["timed"]
     if isinstance(found, str):
-        raise ConfigError(f"the recipe cannot be played there: {found} (model.name is --model here)")
+        raise ConfigError(f"the recipe cannot be checked there: {found} (model.name is --model here)")
     seconds, num_bytes = found
-    rounds, processes = from_dict(dict(plays.experiment)).rounds, plays.processes or os.cpu_count() or 1
+    rounds, processes = from_dict(dict(budget.experiment)).rounds, budget.processes or os.cpu_count() or 1
     # fewer trainings than processes leave cores idle
-    minutes = plays.trainings * rounds * seconds / min(processes, plays.trainings) / 60
+    minutes = budget.trainings * rounds * seconds / min(processes, budget.trainings) / 60
     lasting = f"about {minutes:.0f} minutes" if minutes >= 1 else "less than a minute"
     return (
-        f"{plays.trainings} trainings of {rounds} rounds, {lasting} by a timed round of {seconds:.2g} s "
+        f"{budget.trainings} trainings of {rounds} rounds, {lasting} by a timed round of {seconds:.2g} s "
         f"({processes} at a time), {num_bytes / 1e9:.1f} GB a process"
     )
 

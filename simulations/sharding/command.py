@@ -57,14 +57,14 @@ def sharding(
     """Compare sharding strategies (PaRO) by memory and time: which fit, and which is fastest on this network."""
     from simulations.sharding import estimate as estimates
 
-    asked = estimates.with_network(estimates.Asked(**context.params))  # the command's options by name
-    if asked is None:
+    options = estimates.with_network(estimates.Options(**context.params))  # the command's options by name
+    if options is None:
         return  # the first rank prints
-    found = estimates.look(asked)
+    estimated = estimates.estimate(options)
     if json:
-        print_json(found.as_json())
+        print_json(estimated.as_json())
     else:
-        estimates.show(found)
+        estimates.show(estimated)
 
 
 def worker(

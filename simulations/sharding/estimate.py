@@ -31,7 +31,7 @@ _MEASURED = ("ranks", "intra", "inter", "link")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class Options:
     """The command's options as typed."""
 
     params: float
@@ -73,40 +73,40 @@ class Asked:
         )
 
 
-def with_network(asked: Asked) -> Asked | None:
+def with_network(requested: Options) -> Options | None:
     """Fill in ranks and network as given or measured; None on ranks that do not print.
 
     Raises:
         ConfigError: something is missing, or was given although it is measured.
     """
-    given = [name for name in _MEASURED if getattr(asked, name) is not None]
-    if not asked.measure:
+    given = [name for name in _MEASURED if getattr(requested, name) is not None]
+    if not requested.measure:
         missing = [f"--{name}" for name in _MEASURED if name not in given and name != "link"]
         if missing:
             raise ConfigError(
                 f"{', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not given; say what your ranks have, "
                 "such as --ranks 32 --intra 2000Gbps --inter 80Gbps, or start them with torchrun and --measure."
             )
-        return replace(asked, link=asked.link or Link.RANK)
+        return replace(requested, link=requested.link or Link.RANK)
     if given:
         options = ", ".join(f"--{name}" for name in given)
         raise ConfigError(f"--measure was given with {options}, which it measures; leave one of them out.")
     from fedsign.sharding.probe import measured  # imports torch
 
-    found = measured(asked.per_group)
-    if found is None:
+    network_measured = measured(requested.per_group)
+    if network_measured is None:
         return None
     # measured values are put in the options' places, in their format, so that both ways print and plot alike
-    network, ranks = found
+    network, ranks = network_measured
     intra, inter = (f"{bps / 1e9:.4g}Gbps" for bps in (network.intra_bps, network.inter_bps))
-    return replace(asked, ranks=ranks, intra=intra, inter=inter, link=network.link)
+    return replace(requested, ranks=ranks, intra=intra, inter=inter, link=network.link)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class Estimated:
     """The ranked strategies."""
 
-    asked: Asked
+    options: Options
     limit_bytes: int
     rows: list[tuple[Standing, Estimate]]
 
@@ -114,65 +114,65 @@ class Found:
         """Return the numbers in the order of the table."""
         standing, first = self.rows[0]
         return {
-            **{name: getattr(self.asked, name) for name in _MEASURED},
+            **{name: getattr(self.options, name) for name in _MEASURED},
             "memory_limit_bytes": self.limit_bytes,
             "recommended": None if standing == "too_large" else first.strategy.name,
-            "picture": None if self.asked.picture is None else str(self.asked.picture),
+            "picture": None if self.options.picture is None else str(self.options.picture),
             "strategies": [_as_json(standing, each) for standing, each in self.rows],
         }
 
 
-def look(asked: Asked) -> Found:
+def estimate(options: Options) -> Estimated:
     """Estimate, and draw a figure if requested.
 
     Raises:
         FedSignError: an option is invalid, or the figure cannot be written.
     """
-    if asked.picture is not None:
-        figures.check_name(asked.picture)
-    intra, inter, link = asked.intra or "", asked.inter or "", asked.link or ""
+    if options.picture is not None:
+        figures.check_name(options.picture)
+    intra, inter, link = options.intra or "", options.inter or "", options.link or ""
     choices: dict[str, tuple[str, Iterable[str]]] = {
-        "candidates": (asked.candidates, _CANDIDATES),
+        "candidates": (options.candidates, _CANDIDATES),
         "link": (link, Link),
-        "collectives": (asked.collectives, Rings),
+        "collectives": (options.collectives, Rings),
     }
     for option, (text, known) in choices.items():
         if text not in list(known):
             raise ConfigError(f"--{option} {text} was given; expected one of {', '.join(known)}.")
-    if asked.t_comp < 0:
-        raise ConfigError(f"--t-comp {asked.t_comp:g} was given; expected seconds, 0 or more.")
+    if options.t_comp < 0:
+        raise ConfigError(f"--t-comp {options.t_comp:g} was given; expected seconds, 0 or more.")
     # `not ... >=`: NaN is refused, too
-    if not asked.params >= 1:
-        raise ConfigError(f"--params {asked.params:g} was given; expected a number of parameters, such as 65e9.")
-    grouping = Grouping.of(ranks=asked.ranks or 0, per_group=asked.per_group)
+    if not options.params >= 1:
+        raise ConfigError(f"--params {options.params:g} was given; expected a number of parameters, such as 65e9.")
+    grouping = Grouping.of(ranks=options.ranks or 0, per_group=options.per_group)
     network = Network(
         intra_bps=bits_per_second(intra, option="--intra"),
         inter_bps=bits_per_second(inter, option="--inter"),
         link=Link(link),
-        rings=Rings(asked.collectives),
+        rings=Rings(options.collectives),
     )
-    share = fraction(asked.trainable, option="--trainable")
-    task = Task(params=asked.params, trainable=share * asked.params, accumulate=asked.accumulate)
-    limit_bytes = bytes_of(asked.memory, option="--memory")
+    share = fraction(options.trainable, option="--trainable")
+    task = Task(params=options.params, trainable=share * options.params, accumulate=options.accumulate)
+    limit_bytes = bytes_of(options.memory, option="--memory")
     rows = rank(
         task,
         grouping=grouping,
         network=network,
         memory_bytes=limit_bytes,
-        compute_s=asked.t_comp,
-        names=_CANDIDATES[asked.candidates],
+        compute_s=options.t_comp,
+        names=_CANDIDATES[options.candidates],
     )
-    found = Found(asked=asked, limit_bytes=limit_bytes, rows=rows)
-    if asked.picture is not None:
+    estimated = Estimated(options=options, limit_bytes=limit_bytes, rows=rows)
+    if options.picture is not None:
         figures.write(
-            partial(figures.draw, chart_of(found), height=4.0, width=figures.PAGE, titled=True), asked.picture
+            partial(figures.draw, chart_of(estimated), height=4.0, width=figures.PAGE, titled=True), options.picture
         )
-    return found
+    return estimated
 
 
-def chart_of(found: Found) -> Chart:
+def chart_of(estimated: Estimated) -> Chart:
     """Plot memory against time. On the logarithmic axis, a step without communication is at the lower edge."""
-    rows, limit = found.rows, found.limit_bytes / 1e9
+    rows, limit = estimated.rows, estimated.limit_bytes / 1e9
     memory = [each.memory_bytes / 1e9 for _, each in rows]
     times = [each.step_s for _, each in rows if each.step_s > 0] or [1.0]
     y, x = decades(min(times), max(times)), decades(min(*memory, limit), max(*memory, limit))
@@ -189,14 +189,14 @@ def chart_of(found: Found) -> Chart:
         )
         for standing, (_, name, marker) in _LEGEND.items()
     ]
-    said = (f"{each.strategy.name}: {duration(each.step_s)}, {_LEGEND[standing][1]}" for standing, each in rows)
+    texts = (f"{each.strategy.name}: {duration(each.step_s)}, {_LEGEND[standing][1]}" for standing, each in rows)
     return Chart(
-        title=f"{found.asked.title}\n{found.asked.subtitle}",
+        title=f"{estimated.options.title}\n{estimated.options.subtitle}",
         series=series,
         x=Axis(label="model states of a rank, GB", scale="log", limits=(x[0], x[-1])),
         y=Axis(label="communication of a step, s", scale="log", limits=(y[0], y[-1])),
-        rules=[(limit, byte_count(found.limit_bytes))],
-        description="; ".join(said),
+        rules=[(limit, byte_count(estimated.limit_bytes))],
+        description="; ".join(texts),
     )
 
 
@@ -218,12 +218,12 @@ def _as_json(standing: Standing, each: Estimate) -> dict[str, Any]:
     }
 
 
-def show(found: Found) -> None:
+def show(estimated: Estimated) -> None:
     """Print the table, the recommended strategy, and the figure's path."""
     console = Console(soft_wrap=True, highlight=False)
     console.print(
-        f"[bold]{escaped(found.asked.title)}[/]\n"
-        f"{escaped(found.asked.subtitle)}\n"
+        f"[bold]{escaped(estimated.options.title)}[/]\n"
+        f"{escaped(estimated.options.subtitle)}\n"
         "model states of a rank; seconds a step"
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -232,7 +232,7 @@ def show(found: Found) -> None:
     for heading in ("memory", "params", "gradients", "sync", "step"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for standing, each in found.rows:
+    for standing, each in estimated.rows:
         sync_s = each.sync_gradient_s + each.sync_param_s
         times = (figure(value) for value in (each.param_s, each.gradient_s, sync_s, each.step_s))
         table.add_row(
@@ -243,14 +243,14 @@ def show(found: Found) -> None:
             _LEGEND[standing][0],
         )
     console.print(table)
-    console.print(_advice(found))
-    if found.asked.picture is not None:
-        console.print(f"picture: {escaped(str(found.asked.picture))}")
+    console.print(_advice(estimated))
+    if estimated.options.picture is not None:
+        console.print(f"picture: {escaped(str(estimated.options.picture))}")
 
 
-def _advice(found: Found) -> str:
-    limit = byte_count(found.limit_bytes)
-    standing, first = found.rows[0]
+def _advice(estimated: Estimated) -> str:
+    limit = byte_count(estimated.limit_bytes)
+    standing, first = estimated.rows[0]
     if standing == "too_large":
         return (
             f"nothing fits {limit}: the least is {first.strategy.name} with {byte_count(round(first.memory_bytes))}; "

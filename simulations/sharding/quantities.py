@@ -66,9 +66,9 @@ def fraction(text: str, *, option: str) -> float:
 
 
 def _quantity(text: str, units: dict[str, int], *, option: str, example: str) -> float:
-    found = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S+)\s*", text)
+    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S+)\s*", text)
     try:
-        value = float(found[1]) * units[found[2]] if found else 0.0
+        value = float(match[1]) * units[match[2]] if match else 0.0
     except (KeyError, ValueError):
         value = 0.0
     if not (value > 0 and math.isfinite(value)):

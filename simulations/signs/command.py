@@ -29,14 +29,14 @@ def signs(
     """Compare the signs of models layer by layer: the fraction of parameters with equal signs."""
     from simulations.signs import pairs as comparing
 
-    found = comparing.signs(*paths, model=model, overrides=overrides or ())
-    finish(found, paths[0], out, _print_pairs, json=json)
+    analysis = comparing.signs(*paths, model=model, overrides=overrides or ())
+    finish(analysis, paths[0], out, _print_pairs, json=json)
 
 
-def _print_pairs(found: Any) -> None:
+def _print_pairs(analysis: Any) -> None:
     print_table(
         [
             {"first": row["first"], "second": row["second"], "same signs": shown(row["same_sign_ratio"])}
-            for row in found.summary
+            for row in analysis.summary
         ]
     )

@@ -48,8 +48,8 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
         raise ConfigError("the same path was given twice, but expected different models.")
     rows = []
     for (one, a), (other, b) in combinations(models.items(), 2):
-        for layer, place in {"": slice(None), **layout.places()}.items():  # "" stands for all layers together
-            ratio = same_sign_ratio(a[place], b[place])
+        for layer, span in {"": slice(None), **layout.slices()}.items():  # "" stands for all layers together
+            ratio = same_sign_ratio(a[span], b[span])
             rows.append({"first": one, "second": other, "layer": layer, "same_sign_ratio": ratio})
     return Found(
         kind="signs",
@@ -69,13 +69,13 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
 
 def _over_rounds(target: Target) -> dict[str, NDArray[Any]]:
     """Return `rounds` and, by layer, the agreement of client models with the received one [layers, rounds]."""
-    lines = target.run.records("signs.jsonl") if target.run is not None else []
-    if not lines:
+    records = target.run.records("signs.jsonl") if target.run is not None else []
+    if not records:
         return {}
-    layers = list(lines[-1]["layers"])
-    values = [[line["layers"].get(layer, {}).get(_FIGURE) for line in lines] for layer in layers]
+    layers = list(records[-1]["layers"])
+    values = [[record["layers"].get(layer, {}).get(_FIGURE) for record in records] for layer in layers]
     return {
-        "rounds": np.array([line["round"] for line in lines]),
+        "rounds": np.array([record["round"] for record in records]),
         "layers": np.array(layers),
         # float64 turns None, of a layer without a count, into NaN
         _FIGURE: np.array(values, dtype=np.float64),

@@ -1,9 +1,9 @@
-"""The cells of a sweep on disk, played in parallel, each only once.
+"""The cells of a sweep on disk, trained in parallel, each only once.
 
 FOLDER/cells/<hash>.json    a finished cell and its loss. The hash covers everything that the loss depends on, so an
                             interrupted sweep continues, and a larger one reuses the cells it shares.
 FOLDER/logs/                output of the worker processes
-FOLDER/lock                 held by the process that plays
+FOLDER/lock                 held by the process that trains
 """
 
 import math
@@ -27,7 +27,7 @@ from simulations.jobs import Job, Team, Watcher, digest_of
 class Cell:
     """One training. `words` tell it from the sweep's other cells, for readers of its file.
 
-    `steps`: of centralized training; 0 plays the experiment's own rounds. `samples`: held-out samples; 0 for all.
+    `steps`: of centralized training; 0 runs the experiment's own rounds. `samples`: held-out samples; 0 for all.
     """
 
     config: ExperimentConfig
@@ -45,9 +45,9 @@ class Cell:
 def loss_in(path: Path) -> float | None:
     """Read the loss of a cell's file: NaN if it diverged; None if there is no file, or a damaged one."""
     try:
-        found = read_json(path.read_text(encoding="utf-8"))[0]["loss"]
-        return math.nan if found is None else float(found)
-    # a damaged file is like none: the cell is played again
+        loss = read_json(path.read_text(encoding="utf-8"))[0]["loss"]
+        return math.nan if loss is None else float(loss)
+    # a damaged file is like none: the cell is run again
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -59,12 +59,12 @@ def write_loss(path: Path, loss: float, words: Mapping[str, Any]) -> None:
 
 
 def losses_of(cells: Sequence[Cell], folder: Path, *, workers: int | None = None) -> list[float]:
-    """Return the loss of each cell; play those that the folder lacks, one per core at a time.
+    """Return the loss of each cell; train those that the folder lacks, one per core at a time.
 
     Raises:
         ConfigError: `workers` is invalid.
-        ResultsError: the folder cannot be written, or another process is playing there.
-        EngineError: a cell could not be played.
+        ResultsError: the folder cannot be written, or is in use by another process.
+        EngineError: a cell could not be trained.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers={workers} was given, but expected 1 or more.")
@@ -73,22 +73,22 @@ def losses_of(cells: Sequence[Cell], folder: Path, *, workers: int | None = None
     paths = [folder / "cells" / f"{cell.id}.json" for cell in cells]
     with disk_errors(folder):
         (folder / "cells").mkdir(parents=True, exist_ok=True)
-    with exclusive(folder / "lock", what=f"the sweep in {folder}"):
+    with exclusive(folder / "lock", name=f"the sweep in {folder}"):
         # under the lock: partial files of a living sweep must stay
         remove_partials(folder / "cells")
         pending = {path: cell for path, cell in zip(paths, cells, strict=True) if loss_in(path) is None}
         if pending:
-            # workers share the cores, whichever cell they play
+            # workers share the cores, whichever cell they run
             threads = max(cell.config.engine.threads for cell in cells)
-            _play(pending, folder, workers or max(1, len(os.sched_getaffinity(0)) // threads))
+            _run(pending, folder, workers or max(1, len(os.sched_getaffinity(0)) // threads))
     return [loss for loss in map(loss_in, paths) if loss is not None]
 
 
-def _play(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
+def _run(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
     jobs = []
     for path, cell in pending.items():
-        told = {"steps": cell.steps, "samples": cell.samples, "words": dict(cell.words)}
-        jobs.append(Job(id=cell.id, asked={"config": cell.config.to_toml(), "path": str(path.absolute()), **told}))
+        fields = {"steps": cell.steps, "samples": cell.samples, "words": dict(cell.words)}
+        jobs.append(Job(id=cell.id, message={"config": cell.config.to_toml(), "path": str(path.absolute()), **fields}))
     console = Console(stderr=True)
     columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
     # in notebooks, Rich would require ipywidgets
@@ -103,9 +103,9 @@ def _play(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
                 failures.extend([] if error is None else [error])
 
         with Team("simulations.sparsity.training", workers=workers, logs=folder / "logs") as team:
-            team.play(jobs, (Ended(),))
+            team.run(jobs, (Ended(),))
     if failures:
         raise EngineError(
-            f"{len(failures)} of {len(jobs)} cells could not be played; the same command plays them once more. The "
+            f"{len(failures)} of {len(jobs)} cells could not be trained; the same command tries them again. The "
             f"first: {failures[0]}"
         )

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedsign.errors import ConfigError, RoundError
 from simulations.options import ConfigArgument, NumbersOption, SetOption, numbers, words
-from simulations.printing import escaped, print_found, print_json, print_table
+from simulations.printing import escaped, print_analysis, print_json, print_table
 
 SchemesOption = Annotated[
     str,
@@ -29,14 +29,14 @@ def parameterization(config: ConfigArgument = None, overrides: SetOption = None,
     from fedsign import config as configs
     from simulations.sparsity import parameterization as looking
 
-    found = looking.look(configs.load(config, overrides or []))
+    facts = looking.describe(configs.load(config, overrides or []))
     if json:
-        print_json(found)
+        print_json(facts)
         return
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{escaped(found['scheme'])}[/]: {escaped(found['sentence'])}")
-    print_table([_tensor_row(row) for row in found["tensors"]])
-    passes = [{"pass of": row["module"], "times": f"{row['factor']:.4g}", "why": row["why"]} for row in found["passes"]]
+    console.print(f"[bold]{escaped(facts['scheme'])}[/]: {escaped(facts['sentence'])}")
+    print_table([_tensor_row(row) for row in facts["tensors"]])
+    passes = [{"pass of": row["module"], "times": f"{row['factor']:.4g}", "why": row["why"]} for row in facts["passes"]]
     print_table(passes)
 
 
@@ -69,18 +69,18 @@ def coordinates(
     from simulations.sparsity import coordinates as looking
 
     experiment, tried = configs.load(config, overrides or []), numbers("--densities", densities)
-    found = looking.look(experiment, schemes=words(schemes), densities=tried, seeds=seeds, steps=steps)
-    written = found.write(out or Path("analysis") / found.name)
+    analysis = looking.measure(experiment, schemes=words(schemes), densities=tried, seeds=seeds, steps=steps)
+    written = analysis.write(out or Path("analysis") / analysis.name)
     remark = (
         "ratio: to the first density, smallest and largest over seeds and modules; change: of the activations by the "
         "first step."
     )
-    print_found(found, written, _scheme_row, remark, as_json=json)
+    print_analysis(analysis, written, _scheme_row, remark, as_json=json)
 
 
 def _scheme_row(row: Any) -> dict[str, Any]:
-    def between(what: str) -> str:
-        return f"{row[f'{what}_low']:.3g} .. {row[f'{what}_high']:.3g}"
+    def between(name: str) -> str:
+        return f"{row[f'{name}_low']:.3g} .. {row[f'{name}_high']:.3g}"
 
     return {
         "scheme": row["scheme"],
@@ -141,7 +141,7 @@ def transfer(
     if toml and json:
         raise ConfigError("--toml and --json were both given; expected one of them.")
     experiment = configs.load(config, overrides or [])
-    asked = tuning.Asked(
+    options = tuning.Options(
         setting=setting,
         values=() if values is None else values_of(values),
         schemes=words(schemes),
@@ -152,27 +152,27 @@ def transfer(
         samples=samples,
     )
     scheme = experiment.get("parameterization.name", "none")
-    if toml and scheme not in asked.schemes:
+    if toml and scheme not in options.schemes:
         raise ConfigError(
             f"--toml was given, but parameterization.name={scheme} is not among the schemes {schemes}; "
             "add it to --schemes."
         )
     folder = out or Path("tuning") / experiment.name
     try:
-        found = tuning.tune(experiment, asked, folder, workers=workers)
+        analysis = tuning.tune(experiment, options, folder, workers=workers)
     except KeyboardInterrupt:
-        Console(stderr=True).print("what was played is kept; the same command goes on.")
+        Console(stderr=True).print("finished cells are kept; the same command goes on.")
         raise
-    written = found.write(folder)
+    written = analysis.write(folder)
     if toml:
-        typer.echo(_best_as_toml(found.summary, found.facts["setting"], scheme), nl=False)
+        typer.echo(_best_as_toml(analysis.summary, analysis.facts["setting"], scheme), nl=False)
         return
     remark = (
         "moved: factors of two from the proxy's best (of single seeds); kept: the proxy's best used here, and how "
         "much more than the own best that is; *: the best is the first or last of the values, so that it may lie "
         "beyond."
     )
-    print_found(found, written, _row, remark, as_json=json)
+    print_analysis(analysis, written, _row, remark, as_json=json)
 
 
 def values_of(text: str) -> list[float]:
@@ -209,10 +209,10 @@ def _number(word: str) -> float:
 
 
 def _widths(text: str) -> list[int]:
-    found = numbers("--widths", text)
-    if any(width != int(width) or width < 1 for width in found):
+    parsed = numbers("--widths", text)
+    if any(width != int(width) or width < 1 for width in parsed):
         raise ConfigError(f"--widths {text} was given, but expected whole numbers above 0 with commas between them.")
-    return [int(width) for width in found]
+    return [int(width) for width in parsed]
 
 
 def _best_as_toml(summary: Any, setting: str, scheme: str) -> str:

@@ -82,7 +82,7 @@ def facts_of(config: ExperimentConfig) -> dict[str, Any]:
     }
 
 
-def look(
+def measure(
     config: ExperimentConfig, *, schemes: Sequence[str], densities: Sequence[float], seeds: int, steps: int
 ) -> Found:
     """Train each scheme at each density from each seed, and measure its activations.
@@ -116,11 +116,11 @@ def look(
         for (i, scheme), (j, density) in product(enumerate(schemes), enumerate(densities))
         for step in range(steps + 1)
     ]
-    asked = {"schemes": schemes, "densities": densities, "seeds": seeds, "steps": steps}
+    options = {"schemes": schemes, "densities": densities, "seeds": seeds, "steps": steps}
     return Found(
         kind="coordinates",
         name=config.name,
-        facts=asked | facts_of(config) | {"lr": config.client.lr, "modules": modules},
+        facts=options | facts_of(config) | {"lr": config.client.lr, "modules": modules},
         rows=rows,
         summary=_summary(schemes, densities, size, change),
         arrays={"size": size, "change": change},
@@ -135,11 +135,11 @@ def _summary(
     rows = []
     for (i, scheme), (j, density) in product(enumerate(schemes), enumerate(densities)):
         row: dict[str, Any] = {"scheme": scheme, "density": density}
-        for what, values, step in (("start", size, 0), ("end", size, -1), ("change", change, 1)):
+        for name, values, step in (("start", size, 0), ("end", size, -1), ("change", change, 1)):
             own, first = values[i, j, :, step], values[i, 0, :, step]
             # NaN where the first density's activation is 0, which has no ratio
             ratios = np.divide(own, first, out=np.full_like(own, np.nan), where=first != 0)
-            row |= {f"{what}_low": float(ratios.min()), f"{what}_high": float(ratios.max())}
+            row |= {f"{name}_low": float(ratios.min()), f"{name}_high": float(ratios.max())}
         rows.append(row | {"size_at_end": float(size[i, j, :, -1].mean())})
     return rows
 
@@ -193,26 +193,26 @@ def _means(activations: Sequence[Tensor]) -> NDArray[np.float64]:
 
 
 def _activations(model: nn.Module, modules: Sequence[str], features: Tensor) -> list[Tensor]:
-    seen: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
     def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen[name] = output
+        outputs[name] = output
 
     with torch.no_grad(), ExitStack() as hooks:
         for name in modules:
             hooks.enter_context(model.get_submodule(name).register_forward_hook(partial(record, name)))
         model(features)
-    return [seen[name] for name in modules]
+    return [outputs[name] for name in modules]
 
 
-def coordinate_figures(found: Found) -> dict[str, Draw]:
+def coordinate_figures(analysis: Found) -> dict[str, Draw]:
     """Return the plots by name; with correct rules their lines coincide."""
-    sizes = found.arrays["size"].mean((2, 4))  # [schemes, densities, steps + 1]
+    sizes = analysis.arrays["size"].mean((2, 4))  # [schemes, densities, steps + 1]
     charts = []
-    for scheme, of_scheme in zip(found.facts["schemes"], sizes.tolist(), strict=True):
+    for scheme, of_scheme in zip(analysis.facts["schemes"], sizes.tolist(), strict=True):
         series = [
             Series(name=f"{density:g}", x=range(len(values)), y=values, color=color)
-            for color, (density, values) in enumerate(zip(found.facts["densities"], of_scheme, strict=True))
+            for color, (density, values) in enumerate(zip(analysis.facts["densities"], of_scheme, strict=True))
         ]
         limits = (float(sizes.min()) / 1.2, float(sizes.max()) * 1.2)
         y = Axis(label="mean |activation|", scale="log", limits=limits)

@@ -10,27 +10,27 @@ from fedsign.parameterization.plan import forward_rows
 from fedsign.workload import Workload
 
 
-def look(config: ExperimentConfig) -> dict[str, Any]:
+def describe(config: ExperimentConfig) -> dict[str, Any]:
     """Return plain numbers and texts. Rates and weight decay are the optimizer's, before any schedule.
 
     Raises:
         ConfigError: the experiment has no parameterization.
     """
     model, client = Workload(config).make_model(), config.client
-    made = parameterized(model)
-    if made is None:
+    transform = parameterized(model)
+    if transform is None:
         raise ConfigError(
             "parameterization.name=none was given, under which every tensor keeps the model's own start and "
             "client.lr; name a parameterization, such as --set parameterization.name=smupar."
         )
-    plan = made.plan
+    plan = transform.plan
     optimizer = optimizer_of(client.optimizer, model, client.lr, client.weight_decay)
     # by identity: comparing parameters with == compares their elements
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     tensors = []
     for name, tensor in plan.tensors.items():
         parameter = model.get_parameter(name)
-        group, mask = groups[id(parameter)], made.masks.get(name)
+        group, mask = groups[id(parameter)], transform.masks.get(name)
         tensors.append(
             {
                 "name": name,

@@ -2,7 +2,7 @@
 
 With a number of steps, training is centralized: one client has all clients' samples and takes that many steps, with the
 experiment's optimizer, schedule, precision and clipping; strategy, faults, attack and privacy are ignored.  Without
-one, the experiment's federation is played to its last round.
+one, the experiment's federation is run to its last round.
 """
 
 import logging
@@ -49,7 +49,7 @@ def alone(config: ExperimentConfig, steps: int) -> ExperimentConfig:
     if client_data_of(config) is not None:
         raise ConfigError(
             f"partition.name={config.partition.name} was given with --steps, which trains in one place; drop --steps "
-            "to play the experiment's rounds."
+            "to run the experiment's rounds."
         )
     # one client is no cohort to stack, and the sweep's workers already share the cores
     kept = {"local_steps": steps, "local_epochs": 0, "path": "sequential", "chunk": 0, "sharding": {}}
@@ -76,7 +76,7 @@ def check(config: ExperimentConfig, *, steps: int, like: Workload | None = None)
     if not steps:
         if not EngineTraits.of(config.engine.name).trains_here:
             raise ConfigError(
-                f"engine.name={config.engine.name} was given, but a sweep plays its federations in process; drop the "
+                f"engine.name={config.engine.name} was given, but a sweep runs its federations in process; drop the "
                 "engine, or give --steps to train without a federation."
             )
         return api.check(config, like=like)
@@ -107,14 +107,14 @@ class Trainings:
 
 
 def main(parent: Connection) -> None:
-    """Worker process that plays cells of a sweep. Each cell's file is written atomically."""
+    """Worker process that trains cells of a sweep. Each cell's file is written atomically."""
     trainings = Trainings()
 
-    def play(asked: Message) -> None:
-        loss = trainings.loss(from_toml(asked["config"]), steps=asked["steps"], samples=asked["samples"])
-        write_loss(Path(asked["path"]), loss, asked["words"])
+    def run_cell(message: Message) -> None:
+        loss = trainings.loss(from_toml(message["config"]), steps=message["steps"], samples=message["samples"])
+        write_loss(Path(message["path"]), loss, message["words"])
 
-    answer_all(parent, play)
+    answer_all(parent, run_cell)
 
 
 def _trained(workload: Workload) -> nn.Module:
@@ -148,9 +148,9 @@ def _validated(workload: Workload, model: nn.Module, samples: int) -> float:
 def _federated(config: ExperimentConfig) -> float:
     with tempfile.TemporaryDirectory() as root:
         try:
-            done = api.run(config.replace(callbacks=[], **{"results.root": root}))
+            run = api.run(config.replace(callbacks=[], **{"results.root": root}))
         except RoundError as error:  # raised by a round whose clients all diverged
             _log.warning("a cell counts as diverged: %s", error)
             return nan
-        value = final_value(done.rounds, "validation_loss")
+        value = final_value(run.rounds, "validation_loss")
     return nan if value is None else value

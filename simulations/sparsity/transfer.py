@@ -48,7 +48,7 @@ _log = logging.getLogger("fedsign")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class Options:
     """What to try, by the command's options. By default nine values around the experiment's, at its own width.
 
     For `steps` and `samples` see Cell.
@@ -64,49 +64,54 @@ class Asked:
     samples: int = 0
 
 
-def check(asked: Asked) -> None:
+def check(options: Options) -> None:
     """Raise ConfigError if it cannot be tried for any model."""
-    if asked.setting not in SETTINGS:
-        raise ConfigError(f"'{asked.setting}' cannot be tuned.{one_of(asked.setting, SETTINGS)}.")
-    check_sweep(asked.schemes, asked.densities)
-    for what, given in (("--schemes", asked.schemes), ("--densities", asked.densities), ("--widths", asked.widths)):
-        if len(set(given)) < len(given) or not (given or what == "--widths"):
-            raise ConfigError(f"{what} was given as {list(given)}, but expected one at least, and each once.")
-    if asked.values and (asked.values[0] <= 0 or any(low >= high for low, high in pairwise(asked.values))):
+    if options.setting not in SETTINGS:
+        raise ConfigError(f"'{options.setting}' cannot be tuned.{one_of(options.setting, SETTINGS)}.")
+    check_sweep(options.schemes, options.densities)
+    for option, given in (
+        ("--schemes", options.schemes),
+        ("--densities", options.densities),
+        ("--widths", options.widths),
+    ):
+        if len(set(given)) < len(given) or not (given or option == "--widths"):
+            raise ConfigError(f"{option} was given as {list(given)}, but expected one at least, and each once.")
+    if options.values and (options.values[0] <= 0 or any(low >= high for low, high in pairwise(options.values))):
         raise ConfigError(
-            f"--values was given as {list(asked.values)}, but expected numbers above 0 that ascend, such as 2^-9..2^-3."
+            f"--values was given as {list(options.values)}, but expected numbers above 0 that "
+            "ascend, such as 2^-9..2^-3."
         )
-    if asked.seeds < 1 or min(asked.steps, asked.samples, *asked.widths, 0) < 0:
+    if options.seeds < 1 or min(options.steps, options.samples, *options.widths, 0) < 0:
         raise ConfigError(
-            f"--seeds={asked.seeds}, --steps={asked.steps}, --samples={asked.samples} and widths "
-            f"{list(asked.widths)} were given, but expected one seed at least, and nothing below 0."
+            f"--seeds={options.seeds}, --steps={options.steps}, --samples={options.samples} and widths "
+            f"{list(options.widths)} were given, but expected one seed at least, and nothing below 0."
         )
-    if asked.samples and not asked.steps:
+    if options.samples and not options.steps:
         raise ConfigError(
             "--samples was given without --steps; a federation is evaluated on all that it holds out: drop the one, "
             "or give the other."
         )
 
 
-def tune(config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int | None = None) -> Found:
+def tune(config: ExperimentConfig, options: Options, folder: Path, *, workers: int | None = None) -> Found:
     """Train every cell that the folder lacks, and find the optima.
 
     Raises:
-        FedSignError: it cannot be tried, or a cell could not be played.
+        FedSignError: it cannot be tried, or a cell could not be trained.
     """
-    check(asked)
+    check(options)
     if ParameterizationPart.of(config).settings.get("densities"):
         raise ConfigError(
             "parameterization.densities was given, which stands before the densities that are tried; drop it from "
             "the experiment."
         )
     # as the roles see it: the setting may be a list, or have another name
-    own_width = roles_of_model(Workload(variant(config, asked.schemes[0], 1.0)).make_model()).width
-    asked = _completed(config, asked, own_width)
-    losses = losses_of(list(_cells(config, asked, own_width)), folder, workers=workers)
+    own_width = roles_of_model(Workload(variant(config, options.schemes[0], 1.0)).make_model()).width
+    options = _completed(config, options, own_width)
+    losses = losses_of(list(_cells(config, options, own_width)), folder, workers=workers)
     # in the order of `_cells`; then seeds last: [schemes, widths, densities, values, seeds]
-    shape = (asked.seeds, len(asked.schemes), len(asked.widths), len(asked.densities), len(asked.values))
-    return _found(config, asked, np.moveaxis(np.array(losses).reshape(shape), 0, -1))
+    shape = (options.seeds, len(options.schemes), len(options.widths), len(options.densities), len(options.values))
+    return _summarized(config, options, np.moveaxis(np.array(losses).reshape(shape), 0, -1))
 
 
 def widened(config: ExperimentConfig, width: int) -> ExperimentConfig:
@@ -148,12 +153,12 @@ def width_of(config: ExperimentConfig) -> int:
     )
 
 
-def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
+def _completed(config: ExperimentConfig, options: Options, own_width: int) -> Options:
     """Fill in default values and widths."""
     init_std = ParameterizationPart.of(config).settings.get("init_std", 0.02)
-    own = config.client.lr if asked.setting == "rate" else init_std
-    widths = list(asked.widths) or [own_width]
-    thin = [pair for pair in product(widths, asked.densities) if prod(pair) < _FEWEST_INPUTS]
+    own = config.client.lr if options.setting == "rate" else init_std
+    widths = list(options.widths) or [own_width]
+    thin = [pair for pair in product(widths, options.densities) if prod(pair) < _FEWEST_INPUTS]
     if thin:
         _log.warning(
             (
@@ -163,39 +168,41 @@ def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
             *thin[-1],
             prod(thin[-1]),
         )
-    return replace(asked, values=asked.values or [own * factor for factor in _AROUND], widths=widths)
+    return replace(options, values=options.values or [own * factor for factor in _AROUND], widths=widths)
 
 
-def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[Cell]:
+def _cells(config: ExperimentConfig, options: Options, own_width: int) -> Iterator[Cell]:
     """Return the cells, seed by seed, so that an interrupted sweep has complete seeds; the first seed's are checked."""
     config, base_density = training.held_out(config), ParameterizationPart.of(config).settings.get("base_density", 1.0)
     last: Workload | None = None
     for seed, scheme, width, density in product(
-        range(config.seed, config.seed + asked.seeds), asked.schemes, asked.widths, asked.densities
+        range(config.seed, config.seed + options.seeds), options.schemes, options.widths, options.densities
     ):
         wide = config if width == own_width else widened(config, width)
-        # The base's density needs no correction for sparsity, so all schemes are muP there, played once.
-        played = "mup" if density == base_density and scheme.startswith("smupar") else scheme
-        of_condition = variant(wide, played, density, seed=seed)
-        for index, value in enumerate(asked.values):
-            tried = of_condition.replace(**{SETTINGS[asked.setting]: value})
+        # The base's density needs no correction for sparsity, so all schemes are muP there, trained once.
+        used = "mup" if density == base_density and scheme.startswith("smupar") else scheme
+        of_condition = variant(wide, used, density, seed=seed)
+        for index, value in enumerate(options.values):
+            tried = of_condition.replace(**{SETTINGS[options.setting]: value})
             # one check per condition: values and seeds change no component
             if seed == config.seed and index == 0:
-                last = training.check(tried, steps=asked.steps, like=last)
-            words = {"scheme": played, "width": width, "density": density, SETTINGS[asked.setting]: value, "seed": seed}
-            yield Cell(config=tried, steps=asked.steps, samples=asked.samples, words=words)
+                last = training.check(tried, steps=options.steps, like=last)
+            words = {"scheme": used, "width": width, "density": density, SETTINGS[options.setting]: value, "seed": seed}
+            yield Cell(config=tried, steps=options.steps, samples=options.samples, words=words)
 
 
-def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) -> Found:
+def _summarized(config: ExperimentConfig, options: Options, losses: NDArray[np.float64]) -> Found:
     """Summarize losses [schemes, widths, densities, values, seeds]."""
-    conditions = list(product(asked.widths, asked.densities))
+    conditions = list(product(options.widths, options.densities))
     rows, summary = [], []
-    for scheme, of_scheme in zip(asked.schemes, losses, strict=True):
-        flat = of_scheme.reshape(len(conditions), len(asked.values), asked.seeds)
-        for (width, density), of_condition, reading in zip(conditions, flat, read_off(flat, asked.values), strict=True):
+    for scheme, of_scheme in zip(options.schemes, losses, strict=True):
+        flat = of_scheme.reshape(len(conditions), len(options.values), options.seeds)
+        for (width, density), of_condition, reading in zip(
+            conditions, flat, read_off(flat, options.values), strict=True
+        ):
             condition = {"scheme": scheme, "width": width, "density": density}
             summary.append(condition | asdict(reading))
-            for value, over_seeds in zip(asked.values, of_condition, strict=True):
+            for value, over_seeds in zip(options.values, of_condition, strict=True):
                 diverged = int((~np.isfinite(over_seeds)).sum())
                 finite = over_seeds[np.isfinite(over_seeds)].tolist()
                 loss, std = None if diverged else fmean(finite), stdev(finite) if len(finite) > 1 else None
@@ -203,10 +210,10 @@ def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) 
     return Found(
         kind="transfer",
         name=config.name,
-        facts={**asdict(asked), **facts_of(config), "setting": SETTINGS[asked.setting]},
+        facts={**asdict(options), **facts_of(config), "setting": SETTINGS[options.setting]},
         rows=rows,
         summary=summary,
-        arrays={"loss": losses, "values": np.array(asked.values)},
+        arrays={"loss": losses, "values": np.array(options.values)},
         drawn_by=transfer_figures,
     )
 
@@ -242,12 +249,12 @@ def read_off(losses: NDArray[np.float64], values: Sequence[float]) -> list[Readi
     # infinity, not NaN: argmin must pass over values where any seed diverged
     finite = np.where(np.isfinite(losses), losses, np.inf)
     of_base, of_seeds = int(finite[0].mean(-1).argmin()), finite[0].argmin(0)
-    found = []
+    readings = []
     for condition in finite:
         means = condition.mean(-1)
         best = int(means.argmin())
         if not np.isfinite(means[best]):
-            found.append(Reading())
+            readings.append(Reading())
             continue
         # seed by seed against the base's same seed: both saw the same batches
         moves = [log2(values[own] / values[theirs]) for own, theirs in zip(condition.argmin(0), of_seeds, strict=True)]
@@ -262,20 +269,20 @@ def read_off(losses: NDArray[np.float64], values: Sequence[float]) -> list[Readi
             # mean of ratios, not ratio of means: seeds are paired
             excess=float((condition[of_base] / condition[best]).mean() - 1),
         )
-        found.append(reading)
-    return found
+        readings.append(reading)
+    return readings
 
 
-def transfer_figures(found: Found) -> dict[str, Draw]:
+def transfer_figures(analysis: Found) -> dict[str, Draw]:
     """Return the plots by name: means over seeds with bands from lowest to highest, and a dot at the best value."""
-    facts, losses = found.facts, found.arrays["loss"]
+    facts, losses = analysis.facts, analysis.arrays["loss"]
     charts = []
     for row, width in enumerate(facts["widths"]):
         for column, scheme in enumerate(facts["schemes"]):
             series = [
                 each
                 for color, density in enumerate(facts["densities"])
-                for each in _line(f"{density:g}", found.arrays["values"], losses[column, row, color], color)
+                for each in _line(f"{density:g}", analysis.arrays["values"], losses[column, row, color], color)
             ]
             x = Axis(label=_NAMES.get(facts["setting"], str(facts["setting"])), scale="log2")
             title = scheme if len(facts["widths"]) == 1 else f"{scheme}, width {width}"

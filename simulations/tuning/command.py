@@ -75,10 +75,10 @@ def search(
     from fedsign import config as configs
     from simulations.comparison import arguments
     from simulations.comparison.command import present, ranges_of, seeds_option
-    from simulations.comparison.play import NUM_TUNING_SEEDS
+    from simulations.comparison.execution import NUM_TUNING_SEEDS
     from simulations.comparison.request import NUM_SEEDS
     from simulations.tuning.gradients import Gradients
-    from simulations.tuning.searching import Asked, tune
+    from simulations.tuning.searching import Options, tune
 
     if toml and json:
         raise ConfigError("--toml and --json were both given; expected one of them.")
@@ -90,7 +90,7 @@ def search(
     gradients = None
     if beside_learn is not None:
         gradients = Gradients(names=tuple(words(beside_learn)), rounds=learn_rounds, lr=learn_lr, method=learn_method)
-    asked = Asked(
+    options = Options(
         trials=trials,
         seeds=arguments.seeds_of(given, first=experiment.seed),
         tuning_seeds=arguments.tuning_seeds_of(of_tuning, first=experiment.seed),
@@ -99,10 +99,10 @@ def search(
     )
     folder = out or Path("tuning") / f"{experiment.name}-search"
     try:
-        done = tune(experiment, asked, folder, workers=workers, extend=extend)
+        comparison = tune(experiment, options, folder, workers=workers, extend=extend)
     except KeyboardInterrupt:
         raise Stopped("stopped; finished runs are kept; repeat the command to continue.") from None
     if toml:
         typer.echo((folder / "found.toml").read_text(encoding="utf-8"), nl=False)
         return
-    present(done, export=None, json=json, files={"toml": folder / "found.toml"})
+    present(comparison, export=None, json=json, files={"toml": folder / "found.toml"})

@@ -57,12 +57,12 @@ class Learned:
     def record(self, name: str, *, runs: int) -> dict[str, Any]:
         """Return the record; see [Note: trials] in fedsign.comparison.tuning."""
         stopped = "; diverged in the last one" if self.diverged else ""
-        said = (
+        budget = (
             f"{plural(self.steps, 'step')} of {plural(self.rounds, 'round')}, each at {self.cost:g}: "
             f"{self.spent:,.0f} rounds{stopped}"
         )
         facts = {"strategy": name, "condition": {}, "space": {}, "trials": 1, "runs": runs, "rounds": round(self.spent)}
-        return {**facts, "budget": said, "seconds": self.seconds, "losses": list(self.losses)}
+        return {**facts, "budget": budget, "seconds": self.seconds, "losses": list(self.losses)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,29 +100,29 @@ class Gradients:
         digest = digest_of(
             config, seeds=list(seeds), names=self.names, steps=steps, rounds=rounds, lr=self.lr, method=self.method
         )
-        found = _read(path, digest)
-        if found is None:
-            found = {"digest_of": digest, **self._learn(config, seeds, steps=steps, rounds=rounds)}
-            write_text(path, sealed_json(found))
+        saved = _read(path, digest)
+        if saved is None:
+            saved = {"digest_of": digest, **self._learn(config, seeds, steps=steps, rounds=rounds)}
+            write_text(path, sealed_json(saved))
         # counted from the steps taken: a learning that diverged spent less
-        spent = len(found["steps"]) * rounds * cost + len(seeds) * config.rounds
+        spent = len(saved["steps"]) * rounds * cost + len(seeds) * config.rounds
         return Learned(
-            values={name: found["values"][name] for name in self.names},
-            steps=len(found["steps"]) - 1,
+            values={name: saved["values"][name] for name in self.names},
+            steps=len(saved["steps"]) - 1,
             rounds=rounds,
             cost=cost,
-            seconds=found["seconds"],
+            seconds=saved["seconds"],
             budget=budget,
             spent=spent,
-            diverged=found["diverged"],
-            losses=[step["loss"] for step in found["steps"]],
+            diverged=saved["diverged"],
+            losses=[step["loss"] for step in saved["steps"]],
         )
 
     def cost(self, config: ExperimentConfig, *, rounds: int) -> float:
         """Measure the cost of a differentiated round, in plain rounds."""
         # a few rounds suffice: both counts are proportional to the number of rounds
-        asked = learning.Asked(names=self.names, rounds=min(rounds, _COUNTED_ROUNDS), method=self.method)
-        counted = learning.Learning(config, asked)
+        options = learning.Options(names=self.names, rounds=min(rounds, _COUNTED_ROUNDS), method=self.method)
+        counted = learning.Learning(config, options)
         problem, meta = counted.problem(), counted.start
         method = plugins.build("hypergradient", self.method, {})
         # random directions cost the same, whichever they are
@@ -132,9 +132,9 @@ class Gradients:
 
     def _learn(self, config: ExperimentConfig, seeds: Sequence[int], *, steps: int, rounds: int) -> dict[str, Any]:
         """Return the trajectory; if it diverges, up to the step before."""
-        asked = learning.Asked(names=self.names, steps=steps, rounds=rounds, lr=self.lr, method=self.method)
-        first, *others = (learning.Learning(config.replace(seed=seed), asked) for seed in seeds)
-        begun, trajectory, diverged = time.monotonic(), list[learning.Step](), False
+        options = learning.Options(names=self.names, steps=steps, rounds=rounds, lr=self.lr, method=self.method)
+        first, *others = (learning.Learning(config.replace(seed=seed), options) for seed in seeds)
+        started_at, trajectory, diverged = time.monotonic(), list[learning.Step](), False
         try:
             for step in first.steps(others):
                 trajectory.append(step)
@@ -145,7 +145,7 @@ class Gradients:
             diverged = True
         # four digits, as in a search
         values = {name: float(f"{trajectory[-1][name]:.4g}") for name in self.names}
-        return {"values": values, "seconds": time.monotonic() - begun, "steps": trajectory, "diverged": diverged}
+        return {"values": values, "seconds": time.monotonic() - started_at, "steps": trajectory, "diverged": diverged}
 
 
 def _operations(compute: Callable[[], Any]) -> int:
@@ -164,7 +164,7 @@ def _read(path: Path, digest: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found, _ = read_json(path.read_text(encoding="utf-8"))
+        content, _ = read_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ResultsError(f"{path} is damaged ({error}); remove it, and it is learned again.") from error
-    return found if found.get("digest_of") == digest else None
+    return content if content.get("digest_of") == digest else None

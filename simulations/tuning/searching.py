@@ -30,8 +30,8 @@ from simulations.comparison.cells import (
     with_searches,
 )
 from simulations.comparison.checks import check_search, check_seeds, check_tuning_seeds
+from simulations.comparison.execution import check_is_free, environment, run_plan
 from simulations.comparison.plan import VALIDATION_FRACTION
-from simulations.comparison.play import check_is_free, environment, play_plan
 from simulations.tuning.gradients import FILE, Gradients, Learned
 
 GIVEN, FOUND, LEARNED = "given", "found", "learned"
@@ -39,7 +39,7 @@ LABELS = {GIVEN: "As given", FOUND: "Search", LEARNED: "Gradients"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class Options:
     """What to search: the number of trials, each with the tuning seeds; the final training uses `seeds`."""
 
     trials: int
@@ -50,57 +50,64 @@ class Asked:
 
 
 def tune(
-    config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int | None = None, extend: bool = False
+    config: ExperimentConfig, options: Options, folder: Path, *, workers: int | None = None, extend: bool = False
 ) -> Comparison:
     """Search, learn if requested, and train all rows; existing results in the folder are reused.
 
     Raises:
-        FedSignError: something cannot be searched, learned or played.
+        FedSignError: something cannot be searched, learned or run.
     """
-    if asked.trials < 1:
-        raise ConfigError(f"--trials {asked.trials} was given, but expected 1 or more, such as --trials 16.")
-    check_seeds(asked.seeds)
-    check_tuning_seeds(asked.tuning_seeds, asked.seeds)
-    check_search(asked.ranges, [config.strategy.name])
-    tried = config.replace(**{"data.validation_fraction": config.data.validation_fraction or VALIDATION_FRACTION})
+    if options.trials < 1:
+        raise ConfigError(f"--trials {options.trials} was given, but expected 1 or more, such as --trials 16.")
+    check_seeds(options.seeds)
+    check_tuning_seeds(options.tuning_seeds, options.seeds)
+    check_search(options.ranges, [config.strategy.name])
+    tuned = config.replace(**{"data.validation_fraction": config.data.validation_fraction or VALIDATION_FRACTION})
     learned = None
-    if asked.gradients is not None:
-        budget = asked.trials * len(asked.tuning_seeds) * config.rounds
+    if options.gradients is not None:
+        budget = options.trials * len(options.tuning_seeds) * config.rounds
         # before hours of learning, whose result would have no place
         check_is_free(folder, (FILE,))
-        learned = asked.gradients.learn(tried, asked.tuning_seeds, folder, budget=budget)
-    make = partial(make_plan, config, tried, asked, learned, environment=environment(asked.trials))
-    done = play_plan(Comparison(folder), make, workers=workers, extend=extend, beside=(FILE,))
-    write_text(folder / "found.toml", found_config(config, done).to_toml())
-    return done
+        learned = options.gradients.learn(tuned, options.tuning_seeds, folder, budget=budget)
+    make = partial(make_plan, config, tuned, options, learned, environment=environment(options.trials))
+    comparison = run_plan(Comparison(folder), make, workers=workers, extend=extend, allowed=(FILE,))
+    write_text(folder / "found.toml", found_config(config, comparison).to_toml())
+    return comparison
 
 
-def found_config(config: ExperimentConfig, done: Comparison) -> ExperimentConfig:
+def found_config(config: ExperimentConfig, comparison: Comparison) -> ExperimentConfig:
     """Return the experiment with the settings of the best trial on validation samples."""
-    # exactly one: `play_plan` returns when all trials have ended
-    (choice,) = [trial.choice for trial in done.summary().trials if trial.chosen and trial.strategy == FOUND]
+    # exactly one: `run_plan` returns when all trials have ended
+    (choice,) = [trial.choice for trial in comparison.summary().trials if trial.chosen and trial.strategy == FOUND]
     return config.replace(**choice)
 
 
 def make_plan(
     config: ExperimentConfig,
-    tried: ExperimentConfig,
-    asked: Asked,
+    tuned: ExperimentConfig,
+    options: Options,
     learned: Learned | None,
     *,
     environment: Mapping[str, Any],
     value_of: CellValue = lambda cell: None,
 ) -> tuple[Plan, Configs]:
     """Return the trials, as far as the cells' values so far determine them, then the final runs."""
-    metric, seeds = metric_of(config), asked.tuning_seeds
+    metric, seeds = metric_of(config), options.tuning_seeds
     higher = is_higher_better(metric)
-    found = search(
-        tried, FOUND, {}, num=asked.trials, seeds=seeds, given=asked.ranges, higher_is_better=higher, value_of=value_of
+    searched = search(
+        tuned,
+        FOUND,
+        {},
+        num=options.trials,
+        seeds=seeds,
+        given=options.ranges,
+        higher_is_better=higher,
+        value_of=value_of,
     )
-    searches, choices = [found], {GIVEN: {}, FOUND: found.best or {}}
+    searches, choices = [searched], {GIVEN: {}, FOUND: searched.best or {}}
     if learned is not None:
         choices[LEARNED] = dict(learned.values)
-        trial = trial_of(tried, LEARNED, {}, learned.values, number=0, seeds=seeds)
+        trial = trial_of(tuned, LEARNED, {}, learned.values, number=0, seeds=seeds)
         searches.append(
             Search(
                 record=learned.record(LEARNED, runs=len(seeds)),
@@ -112,10 +119,10 @@ def make_plan(
         )
     finals = []
     # seed by seed, so that an interrupted comparison has pairs
-    for seed, (name, choice) in itertools.product(asked.seeds, choices.items()):
+    for seed, (name, choice) in itertools.product(options.seeds, choices.items()):
         own = config.replace(seed=seed, **{"data.validation_fraction": 0.0, **choice})
         finals.append((cell_of(own, {}, choice, name=name), own))
-    request = {"command": "tune search", **dataclasses.asdict(asked)}
+    request = {"command": "tune search", **dataclasses.asdict(options)}
     plan = Plan(
         name=config.name,
         metric=metric,
@@ -123,11 +130,11 @@ def make_plan(
         reference=GIVEN,
         target=None,
         labels={name: LABELS[name] for name in choices},
-        seeds=tuple(asked.seeds),
+        seeds=tuple(options.seeds),
         cells=(),
         config_toml=config.to_toml(),
         request=json.loads(json.dumps(request)),
         environment=environment,
     )
-    fraction, lead = tried.data.validation_fraction, "" if learned is None else learned.lead
+    fraction, lead = tuned.data.validation_fraction, "" if learned is None else learned.lead
     return with_searches(plan, searches, finals, seeds=seeds, fraction=fraction, lead=lead)

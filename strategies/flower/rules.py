@@ -8,7 +8,7 @@ from flwr.serverapp import strategy as flower
 
 from fedsign.compatibility import Experiment
 from fedsign.flower.foreign import layers
-from fedsign.flower.foreign_rules import num_asked, num_replies_needed
+from fedsign.flower.foreign_rules import num_replies_needed, num_sampled
 from fedsign.registry import resolve
 from fedsign.rules import Rule
 
@@ -33,8 +33,8 @@ def _values(experiment: Experiment, *keys: str) -> Iterator[tuple[str, Any]]:
         yield from ((key, getattr(layer, key)) for key in keys if hasattr(layer, key))
 
 
-def _asked(experiment: Experiment) -> int:
-    return num_asked(experiment.strategy, experiment.config.server.cohort_size)
+def _num_sampled(experiment: Experiment) -> int:
+    return num_sampled(experiment.strategy, experiment.config.server.cohort_size)
 
 
 def _idle(experiment: Experiment) -> str:
@@ -51,24 +51,30 @@ def _idle(experiment: Experiment) -> str:
 
 def _too_few(experiment: Experiment) -> str:
     """The strategy asks fewer clients than it needs replies."""
-    asked, (needed, rule) = _asked(experiment), num_replies_needed(experiment.strategy)
+    num_clients, (needed, rule) = _num_sampled(experiment), num_replies_needed(experiment.strategy)
     name = type(layers(experiment.strategy)[-1]).__name__
-    return f"{name} needs {needed} replies ({rule}), but asks {asked} clients a round" if needed > asked else ""
+    return (
+        f"{name} needs {needed} replies ({rule}), but asks {num_clients} clients a round"
+        if needed > num_clients
+        else ""
+    )
 
 
 RULES: tuple[Rule[Experiment], ...] = (
     Rule(_idle, "{found}"),
     Rule(
-        lambda its: next((f"{given:g}" for _, given in _values(its, "fraction_train") if not 0 < given <= 1), ""),
+        lambda experiment: next(
+            (f"{given:g}" for _, given in _values(experiment, "fraction_train") if not 0 < given <= 1), ""
+        ),
         "strategy.fraction_train={found} was given, but expected a fraction above 0 and at most 1",
         "leave it out and set server.cohort_size",
     ),
     Rule(
-        lambda its: next(
+        lambda experiment: next(
             (
                 f"strategy.{key}={num}"
-                for key, num in _values(its, "min_train_nodes", "min_available_nodes")
-                if num > its.config.server.cohort_size
+                for key, num in _values(experiment, "min_train_nodes", "min_available_nodes")
+                if num > experiment.config.server.cohort_size
             ),
             "",
         ),
@@ -77,13 +83,18 @@ RULES: tuple[Rule[Experiment], ...] = (
     ),
     Rule(_too_few, "{found}", "raise server.cohort_size or lower that setting"),
     Rule(
-        lambda its: any(num != _asked(its) for _, num in _values(its, "num_sampled_clients")) and _asked(its),
+        lambda experiment: (
+            any(num != _num_sampled(experiment) for _, num in _values(experiment, "num_sampled_clients"))
+            and _num_sampled(experiment)
+        ),
         "num_sampled_clients={strategy.num_sampled_clients} was given, "
         "but {found} clients are asked a round and the noise has to fit them",
         "make the two equal",
     ),
     Rule(
-        lambda its: its.has_buffers and any(isinstance(each, _PRIVATE) for each in layers(its.strategy)),
+        lambda experiment: (
+            experiment.has_buffers and any(isinstance(each, _PRIVATE) for each in layers(experiment.strategy))
+        ),
         "the model has buffers (BatchNorm's statistics), "
         "which differential privacy would pass on without clipping and noise",
         "choose a model without, such as model.name=mlp",

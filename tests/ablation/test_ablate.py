@@ -22,9 +22,9 @@ from fedsign.comparison.verdict import UNDECIDED, Says
 from fedsign.config import load
 from fedsign.errors import ConfigError, ResultsError
 from fedsign.report import plots
-from simulations.ablation.play import ablate, method_of, prepared
+from simulations.ablation.execution import ablate, method_of, prepared
 from simulations.api import config_of
-from simulations.comparison.play import go_on
+from simulations.comparison.execution import go_on
 from strategies.base import Strategy
 
 SMALL: dict[str, Any] = {
@@ -44,13 +44,13 @@ class Shy(Strategy):
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return ablate("fedsign", SMALL, seeds=2, controls=SOME, out=tmp_path_factory.mktemp("ablation") / "a", workers=1)
 
 
-def lines(played: Comparison, key: str) -> list[list[dict[str, Any]]]:
-    found = [played.played(cell) for cell in played.plan.cells if cell.strategy == key]
-    return [list(each.lines) for each in found]
+def lines(comparison: Comparison, key: str) -> list[list[dict[str, Any]]]:
+    found = [comparison.result_of(cell) for cell in comparison.plan.cells if cell.strategy == key]
+    return [list(each.records) for each in found]
 
 
 @pytest.mark.parametrize("strategy", ["fedsign", "fedprox", "feddyn", "moon", "tests.ablation.test_ablate:Shy"])
@@ -66,56 +66,58 @@ def test_every_control_is_another_experiment_with_the_same_budget(strategy: str)
         assert (each.data, each.partition, each.client.local_epochs) == (config.data, config.partition, 5)
 
 
-def test_controls_at_norms_have_the_norms_of_the_run_of_their_seed(played: Comparison) -> None:
+def test_controls_at_norms_have_the_norms_of_the_run_of_their_seed(comparison: Comparison) -> None:
     for control, like in (("weight-norms", "fedsign"), ("at-fedavg-norms", FEDAVG)):
-        ours, its = lines(played, control), lines(played, like)
+        ours, its = lines(comparison, control), lines(comparison, like)
         assert len(ours) == len(its) == 2 and its[0] != its[1]
         for mine, theirs in zip(ours, its, strict=True):
             wanted = [line["weight_norm"] for line in theirs]
             assert [line["weight_norm"] for line in mine] == pytest.approx(wanted, rel=1e-5)
     far = (
-        [line["weight_norm"] for line in lines(played, FEDAVG)[0]],
-        [line["weight_norm"] for line in lines(played, "fedsign")[0]],
+        [line["weight_norm"] for line in lines(comparison, FEDAVG)[0]],
+        [line["weight_norm"] for line in lines(comparison, "fedsign")[0]],
     )
     assert abs(far[0][-1] - far[1][-1]) > 0.5  # or there would be nothing to hold
 
 
-def test_what_has_been_played_is_not_played_again(played: Comparison) -> None:
-    times = {path: path.stat().st_mtime_ns for path in played.cells.rglob("rounds.jsonl")}
-    again = ablate("fedsign", SMALL, seeds=2, controls=SOME, out=played.path, workers=1)
+def test_finished_runs_are_not_run_again(comparison: Comparison) -> None:
+    times = {path: path.stat().st_mtime_ns for path in comparison.cells.rglob("rounds.jsonl")}
+    again = ablate("fedsign", SMALL, seeds=2, controls=SOME, out=comparison.path, workers=1)
     assert {path: path.stat().st_mtime_ns for path in again.cells.rglob("rounds.jsonl")} == times
     with pytest.raises(ResultsError, match="was made by 'fedsign ablate'"):
-        go_on(played.path)
+        go_on(comparison.path)
     with pytest.raises(
         ResultsError, match=r"holds another plan: controls were \[.*'init-3'\] there and are \['own-sign'\] now;"
     ):
-        ablate("fedsign", SMALL, seeds=2, controls=["own-sign"], out=played.path)
+        ablate("fedsign", SMALL, seeds=2, controls=["own-sign"], out=comparison.path)
     other = {**SMALL, "rounds": 6}
     with pytest.raises(ResultsError, match="holds another plan: the experiment's configuration differs;"):
-        ablate("fedsign", other, seeds=2, controls=SOME, out=played.path)
+        ablate("fedsign", other, seeds=2, controls=SOME, out=comparison.path)
     with pytest.raises(ConfigError, match="no seed was given"):
-        ablate("fedsign", SMALL, seeds=0, out=played.path)
+        ablate("fedsign", SMALL, seeds=0, out=comparison.path)
     with pytest.raises(ConfigError, match="control 'own' of fedsign is not known"):
-        ablate("fedsign", SMALL, controls=["own"], out=played.path)
+        ablate("fedsign", SMALL, controls=["own"], out=comparison.path)
 
 
-def test_an_ablation_that_was_stopped_before_its_controls_at_norms_goes_on(played: Comparison) -> None:
+def test_an_ablation_that_was_stopped_before_its_controls_at_norms_goes_on(comparison: Comparison) -> None:
     """As a stop leaves it: the plan knows no such control yet, and runs that they follow have ended since."""
-    whole = played.plan
+    whole = comparison.plan
     followers = [cell for cell in whole.cells if cell.strategy in ("weight-norms", "at-fedavg-norms")]
-    before = {cell.id: list(played.played(cell).lines) for cell in followers}
+    before = {cell.id: list(comparison.result_of(cell).records) for cell in followers}
     names = {cell.strategy for cell in followers}
     labels = {key: label for key, label in whole.labels.items() if key not in names}
-    played.write_plan(replace(whole, cells=tuple(cell for cell in whole.cells if cell not in followers), labels=labels))
+    comparison.write_plan(
+        replace(whole, cells=tuple(cell for cell in whole.cells if cell not in followers), labels=labels)
+    )
     for cell in followers:
-        shutil.rmtree(played.cells / cell.id)
-    again = ablate("fedsign", SMALL, seeds=2, controls=SOME, out=played.path, workers=1)
+        shutil.rmtree(comparison.cells / cell.id)
+    again = ablate("fedsign", SMALL, seeds=2, controls=SOME, out=comparison.path, workers=1)
     assert again.plan.cells == whole.cells
-    assert {cell.id: list(again.played(cell).lines) for cell in followers} == before
+    assert {cell.id: list(again.result_of(cell).records) for cell in followers} == before
 
 
-def test_the_page_and_the_numbers_say_what_the_runs_say(played: Comparison) -> None:
-    found = read(played)
+def test_the_page_and_the_numbers_say_what_the_runs_say(comparison: Comparison) -> None:
+    found = read(comparison)
     page, numbers = render(found), json.loads(json.dumps(as_json(found)))
     assert [row["key"] for row in numbers["rows"]] == [FEDAVG, "fedsign", *SOME]
     assert numbers["experiment"]["strategy"]["gamma"] == SMALL["strategy"]["gamma"]
@@ -127,8 +129,8 @@ def test_the_page_and_the_numbers_say_what_the_runs_say(played: Comparison) -> N
     assert all(sentence.replace("'", "&#39;") in page for sentence in found.sentences)
 
 
-def test_a_control_that_diverged_leaves_room_for_the_others(played: Comparison) -> None:
-    found = read(played)
+def test_a_control_that_diverged_leaves_room_for_the_others(comparison: Comparison) -> None:
+    found = read(comparison)
     *others, row = found.rows
     assert row.to_fedavg is not None
     far = replace(row.to_fedavg, interval=replace(row.to_fedavg.interval, mean=-1e6, low=-2e6, high=-1e5))
@@ -156,7 +158,7 @@ def test_a_share_of_the_gain_has_fiellers_interval() -> None:
 
 @pytest.mark.parametrize("says", ["better", UNDECIDED])
 def test_shares_are_shown_only_of_a_gain_whose_verdict_is_better(
-    says: Says, played: Comparison, monkeypatch: pytest.MonkeyPatch
+    says: Says, comparison: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gain's own interval is above 0 either way."""
 
@@ -168,7 +170,7 @@ def test_shares_are_shown_only_of_a_gain_whose_verdict_is_better(
 
     reading_differences = reading.differences
     monkeypatch.setattr(reading, "differences", told)
-    assert any(row.share is not None for row in read(played).rows) == (says == "better")
+    assert any(row.share is not None for row in read(comparison).rows) == (says == "better")
 
 
 def test_what_has_no_regularizer_is_refused() -> None:

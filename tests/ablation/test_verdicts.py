@@ -7,7 +7,7 @@ from scipy import stats
 from fedsign.ablation.controls import controls_of
 from fedsign.ablation.reading import corrected, differences, pairs_of
 from fedsign.comparison.verdict import UNDECIDED
-from simulations.ablation.play import method_of, prepared
+from simulations.ablation.execution import method_of, prepared
 from simulations.api import config_of
 from tests.comparison.test_statistics import NOISES, upper_limit
 
@@ -69,7 +69,7 @@ def test_p_values_are_holms_with_the_primary_differences_weighing_as_much_as_all
         left -= weight[pair]
 
 
-def test_controls_that_were_not_played_leave_the_weights_of_the_others() -> None:
+def test_controls_that_were_not_run_leave_the_weights_of_the_others() -> None:
     few = {row: APART[row] for row in ("avg", "reg", "init")}
     found = differences(few, PRIMARY[:1], OTHERS[1:], lost=NOBODY, higher_is_better=True)
     assert found.keys() == {("reg", "avg"), ("init", "reg"), ("init", "avg")}

@@ -17,7 +17,7 @@ import torch
 from benchmarks import docs, rooms
 from benchmarks.competitors import BARE, COMPETITORS, Competitor, competitor_named
 from benchmarks.export import export
-from benchmarks.measure import Record, dispersion, play, play_once, round_s, summarized
+from benchmarks.measure import Record, dispersion, measure_all, measure_once, round_s, summarized
 from benchmarks.tables import FORMER
 from benchmarks.task import Task
 from benchmarks.workloads import all_workloads
@@ -50,7 +50,7 @@ def test_a_result_says_when_on_what_and_how_often_it_was_measured(path: Path) ->
     assert {"torch", "flwr", "numpy", "python", "fedsign"} <= result["machine"]["versions"].keys()
     assert result["machine"]["processor"] and result["machine"]["cores"] >= 1 and "load_before" in result["machine"]
     for row in result.get("rows", []):
-        assert "not_played" in row or spreads_are_ordered(row)
+        assert "not_measured" in row or spreads_are_ordered(row)
     assert {row["competitor"] for row in result.get("rows", [])} <= {competitor.name for competitor in COMPETITORS}
 
 
@@ -73,7 +73,7 @@ def fabricated(**round_s: float) -> dict[str, Any]:
         for name, value in round_s.items()
     ]
     rows.append(
-        {"competitor": "fedlab", "title": titles["fedlab"], "not_played": "cannot be installed: no such package"}
+        {"competitor": "fedlab", "title": titles["fedlab"], "not_measured": "cannot be installed: no such package"}
     )
     versions = {"python": "3", "fedsign": "0", "torch": "2", "flwr": "1", "numpy": "2"}
     machine = {"processor": "abacus", "cores": 2, "memory_gb": 1, "load_before": 3.0, "versions": versions}
@@ -83,7 +83,7 @@ def fabricated(**round_s: float) -> dict[str, Any]:
     return {**common, "repetitions": 1, "warm_up": warm_up, "machine": machine, "arithmetic": arithmetic, "rows": rows}
 
 
-def test_the_page_shows_where_we_lose_who_was_not_played_and_that_the_machine_was_busy(
+def test_the_page_shows_where_we_lose_who_was_not_measured_and_that_the_machine_was_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = fabricated(bare_loop=0.004, floor=0.001, sequential=0.008, cohort=0.002, pfl_1=0.006)
@@ -93,7 +93,7 @@ def test_the_page_shows_where_we_lose_who_was_not_played_and_that_the_machine_wa
     page = docs.pages()["docs/benchmarks.md"]
     assert "we are 3.00 times as fast" in page, "6 ms over 2 ms"
     assert "Where we lose: ours, sequential is slower than pfl-research." in page
-    assert "**FedLab, serial** was not played: cannot be installed: no such package." in page
+    assert "**FedLab, serial** was not measured: cannot be installed: no such package." in page
     assert "ours, cohort 2.00, ours, sequential 8.00" in page, "multiples of the floor"
     assert "preliminary" in page
     order = [page.index(f"| {title} |") for title in ("floor", "**ours, cohort**", "bare PyTorch loop", "pfl-research")]
@@ -134,7 +134,7 @@ def test_the_plain_network_is_fedsigns_model(name: str, tmp_path: Path) -> None:
 def test_the_loop_the_floor_and_both_paths_of_ours_learn_the_same(tmp_path: Path) -> None:
     folder = export(SMALL, tmp_path)
     losses = {
-        name: play_once(competitor_named(name), folder, tmp_path, device="cpu")["loss"]
+        name: measure_once(competitor_named(name), folder, tmp_path, device="cpu")["loss"]
         for name in (BARE, "floor", "sequential", "cohort")
     }
     task = Task(folder)
@@ -145,26 +145,26 @@ def test_the_loop_the_floor_and_both_paths_of_ours_learn_the_same(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_competitor_that_cannot_play_is_a_row_that_says_why(tmp_path: Path) -> None:
+def test_a_competitor_that_cannot_run_is_a_row_that_says_why(tmp_path: Path) -> None:
     folder = export(SMALL, tmp_path)
     broken = Competitor(name="broken", title="broken", module="ours", settings={"engine": {"nonesuch": 2}})
     refused = Competitor(name="refused", title="refused", module="ours", refused={SMALL.name: "it has no disk"})
     quick = {"device": "cpu", "repetitions": 1, "until": time.monotonic() + 600, "say": lambda text: None}
-    rows = summarized(SMALL, play(SMALL, [competitor_named(BARE), broken, refused], folder, tmp_path, **quick))
+    rows = summarized(SMALL, measure_all(SMALL, [competitor_named(BARE), broken, refused], folder, tmp_path, **quick))
     assert rows[0]["ratio_to_bare_loop"]["median"] == 1.0
-    assert "nonesuch" in rows[1]["not_played"]
-    assert rows[2]["not_played"] == "it has no disk"
+    assert "nonesuch" in rows[1]["not_measured"]
+    assert rows[2]["not_measured"] == "it has no disk"
 
 
 def test_a_ratio_is_of_neighbors_in_time() -> None:
-    def played(seconds: float) -> dict[str, Any]:
+    def measured(seconds: float) -> dict[str, Any]:
         last = {"loss": 1.0, "accuracy": 1.0, "start_s": 0.0, "peak_bytes": 0, "threads": 1, "versions": {}}
         return {"wall_s": [9.0, seconds, seconds], "cpu_s": [9.0, seconds, seconds], **last}
 
-    bare = Record(competitor_named(BARE), plays=[played(1.0), played(10.0), played(2.0)])
-    other = Record(competitor_named("cohort"), plays=[played(2.0), played(10.0), played(6.0)])
+    bare = Record(competitor_named(BARE), runs=[measured(1.0), measured(10.0), measured(2.0)])
+    other = Record(competitor_named("cohort"), runs=[measured(2.0), measured(10.0), measured(6.0)])
     row = summarized(SMALL, [bare, other])[1]
-    assert round_s(SMALL, played(1.0)) == 1.0, "the first round is left out"
+    assert round_s(SMALL, measured(1.0)) == 1.0, "the first round is left out"
     assert row["ratio_to_bare_loop"] == dispersion([2.0, 1.0, 3.0])
     assert row["ratio_to_bare_loop"]["median"] == statistics.median([2.0, 1.0, 3.0])
 
@@ -191,7 +191,7 @@ def test_a_rule_names_a_file_that_is_there(folder: str) -> None:
 
 @pytest.mark.slow
 def test_a_profile_accounts_for_the_rounds(tmp_path: Path) -> None:
-    found = play_once(
+    found = measure_once(
         competitor_named("sequential"), export(SMALL, tmp_path), tmp_path, device="cpu", settings={"profile": 30}
     )
     profile, rounds = found["profile"], found["cpu_s"]

@@ -11,6 +11,6 @@ MOST = {"in process": (30, 133), "over messages": (41, 175)}  # files, functions
 def test_a_round_walks_through_no_more_files_and_functions_than_before(way: str) -> None:
     walk = walk_ours(messages=way == "over messages")
     files, functions = MOST[way]
-    assert "RoundLoop._play_round (simulations/rounds.py)" in list(walk.tree.lines())  # the round was seen
+    assert "RoundLoop._run_round (simulations/rounds.py)" in list(walk.tree.lines())  # the round was seen
     assert len(walk.functions) <= files
     assert walk.num_functions <= functions

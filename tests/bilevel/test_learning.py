@@ -14,7 +14,7 @@ from fedsign.bilevel.unroll import final_state
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from simulations import run
-from simulations.bilevel.learning import Asked, Learning, learn, learned_config
+from simulations.bilevel.learning import Learning, Options, learn, learned_config
 
 ALL = ("strategy.gamma", "client.lr", "client.weight_decay", "aggregation.weights")
 
@@ -50,16 +50,16 @@ def test_the_rounds_are_those_of_the_engine(strategy: dict[str, Any], weighting:
         results={"root": str(tmp_path)},
         client={"local_epochs": 1, "lr": 0.1, "weight_decay": 0.01, "schedule": {"name": "cosine"}},
     )
-    played = run(asked)
-    learning = Learning(from_dict(asked), Asked(names=("client.lr",)))
+    done = run(asked)
+    learning = Learning(from_dict(asked), Options(names=("client.lr",)))
     found = final_state(learning.problem(), learning.start)
-    for name, each in load_file(played.path / "model.safetensors").items():
+    for name, each in load_file(done.path / "model.safetensors").items():
         torch.testing.assert_close(found[name], each, atol=2e-6, rtol=1e-4)
 
 
-def test_every_step_plays_rounds_of_its_own_at_the_rates_of_the_first_ones() -> None:
+def test_every_step_runs_rounds_of_its_own_at_the_rates_of_the_first_ones() -> None:
     client = {"local_steps": 3, "lr": 0.1, "schedule": {"name": "cosine"}}
-    learning = Learning(from_dict(tree(client=client, rounds=3)), Asked(names=("client.lr",)))
+    learning = Learning(from_dict(tree(client=client, rounds=3)), Options(names=("client.lr",)))
     first, second = learning.problem(0).data, learning.problem(1).data
     assert [each.factor for each in first] == [each.factor for each in second] == pytest.approx([1, 0.75, 0.25])
     assert not torch.equal(first[0].clients[0].batches[0][0], second[0].clients[0].batches[0][0])
@@ -67,7 +67,7 @@ def test_every_step_plays_rounds_of_its_own_at_the_rates_of_the_first_ones() -> 
 
 @pytest.mark.parametrize("name", ALL)
 def test_hypergradients_are_those_of_finite_differences_through_rounds_of_three_clients(name: str) -> None:
-    learning = Learning(from_dict(tree()), Asked(names=ALL), dtype=torch.float64)
+    learning = Learning(from_dict(tree()), Options(names=ALL), dtype=torch.float64)
     problem, meta = learning.problem(), learning.start
     forward = forward_exact()(problem, meta, generator=torch.Generator())
     reverse = rgu()(problem, meta, generator=torch.Generator())
@@ -92,7 +92,7 @@ def test_hypergradients_are_those_of_finite_differences_through_rounds_of_three_
 def test_what_is_learned_stays_what_it_is_and_gets_better() -> None:
     """From a rate that is far too low: positive values, weights that add up to 1, a lower loss."""
     asked = tree(client={"local_steps": 8, "lr": 0.005, "weight_decay": 0.001})
-    found = list(Learning(from_dict(asked), Asked(names=ALL, steps=8, lr=0.3)).steps())
+    found = list(Learning(from_dict(asked), Options(names=ALL, steps=8, lr=0.3)).steps())
     assert len(found) == 9
     assert found[-1]["loss"] < found[0]["loss"] - 0.03
     for step in found:
@@ -104,11 +104,11 @@ def test_what_is_learned_stays_what_it_is_and_gets_better() -> None:
 def test_weights_that_were_learned_are_a_setting(tmp_path: Path) -> None:
     """The engine's run with them is the round that they were learned for."""
     config = from_dict(tree(rounds=1, results={"root": str(tmp_path)}))
-    found = learn(config, Asked(names=(WEIGHTS, "client.lr"), steps=2, lr=0.5))
+    found = learn(config, Options(names=(WEIGHTS, "client.lr"), steps=2, lr=0.5))
     learned = learned_config(config, found)
     assert len(set(learned.strategy.settings["weights"])) == 3
     assert found.arrays[WEIGHTS].shape == (3, 3)
-    again = Learning(learned, Asked(names=(WEIGHTS,)))
+    again = Learning(learned, Options(names=(WEIGHTS,)))
     served = final_state(again.problem(), again.start)
     for name, each in load_file(run(learned).path / "model.safetensors").items():
         torch.testing.assert_close(served[name], each, atol=2e-6, rtol=1e-4)
@@ -121,7 +121,7 @@ def test_a_weight_for_each_client_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_knob_stands_for_the_experiments_value() -> None:
-    learning = Learning(from_dict(tree()), Asked(names=ALL), dtype=torch.float64)
+    learning = Learning(from_dict(tree()), Options(names=ALL), dtype=torch.float64)
     values = values_of(learning.start)
     assert float(values["strategy.gamma"]) == pytest.approx(0.02, rel=1e-9)
     assert float(values["client.lr"]) == pytest.approx(0.1, rel=1e-9)
@@ -147,4 +147,4 @@ def test_a_knob_stands_for_the_experiments_value() -> None:
 )
 def test_what_cannot_be_learned_is_refused(changes: dict[str, Any], names: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Learning(from_dict(tree(**changes)), Asked(names=names)).start  # noqa: B018
+        Learning(from_dict(tree(**changes)), Options(names=names)).start  # noqa: B018

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.compatibility import tree
 from fedsign.comparison.over_seeds import summarize
-from fedsign.comparison.summary import Played
+from fedsign.comparison.summary import CellResult
 from fedsign.config import from_dict
 from fedsign.registry import KINDS
 from simulations import run
@@ -26,8 +26,8 @@ def test_a_comparison_chooses_by_validation_samples(row: str, tmp_path: Path) ->
     request = Request(strategies=[row], seeds=[0], grid={"client.lr": [1e-4, 0.1]})
     plan, configs = make_plan(base, request, name="choice", environment={})
     done = [(cell, run(configs[cell.id])) for cell in plan.cells]
-    played = [Played(cell=cell, is_finished=True, lines=each.rounds, folder=each.path) for cell, each in done]
-    trials = summarize(plan, tmp_path, played).trials
+    results = [CellResult(cell=cell, is_finished=True, records=each.rounds, folder=each.path) for cell, each in done]
+    trials = summarize(plan, tmp_path, results).trials
     figures = {trial.choice["client.lr"]: trial.validation_mean for trial in trials}
     assert figures == {cell.choice["client.lr"]: each.final("validation_accuracy") for cell, each in done}
     (chosen,) = [trial.choice["client.lr"] for trial in trials if trial.chosen]

@@ -22,8 +22,8 @@ from fedsign.workload import Workload
 from simulations import api, compare, run
 from simulations.callbacks.base import Callback
 from simulations.comparison import worker
+from simulations.comparison.execution import _check_parts, go_on
 from simulations.comparison.plan import make_plan
-from simulations.comparison.play import _check_parts, go_on
 from simulations.comparison.request import Request
 from tests.e2e.command import fedsign, settings
 
@@ -97,17 +97,17 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a comparison of two strategies over two seeds, played once for several tests."""
+def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison of two strategies over two seeds, run once for several tests."""
     out = tmp_path_factory.mktemp("pair") / "there"
     compare(TINY, **{**PAIR, "out": out}, workers=2)
     return out
 
 
 @pytest.fixture
-def pair(played: Path, base: dict[str, Any]) -> Comparison:
+def pair(pair_folder: Path, base: dict[str, Any]) -> Comparison:
     """A copy of it, in the current folder."""
-    shutil.copytree(played, "there")  # file times included
+    shutil.copytree(pair_folder, "there")  # file times included
     return load_comparison("there")
 
 
@@ -159,7 +159,7 @@ def test_cells_side_by_side_are_ordinary_runs(pair: Comparison) -> None:
     assert (pair.path / "report.html").stat().st_size > 1000
 
 
-def test_the_same_command_plays_nothing_again(pair: Comparison) -> None:
+def test_the_same_command_runs_nothing_again(pair: Comparison) -> None:
     before, summary = written(pair), pair.summary()
     again = compare(TINY, **PAIR)
     assert written(again) == before
@@ -182,14 +182,14 @@ def test_another_plan_is_refused_and_extends_the_folder_if_asked_to(pair: Compar
     assert back.summary().num_finished == 4
 
 
-def test_the_same_cell_in_other_words_is_not_played_again(pair: Comparison) -> None:
+def test_the_same_cell_in_other_words_is_not_run_again(pair: Comparison) -> None:
     before = written(pair)
     again = compare(TINY, **PAIR, grid={"partition.alpha": [1.0]}, extend=True)
     assert written(again) == before
     assert [entry.condition for entry in again.summary().entries] == [{"partition.alpha": 1.0}] * 2
 
 
-def test_a_target_or_a_reference_may_change_without_playing_anything_again(pair: Comparison) -> None:
+def test_a_target_or_a_reference_may_change_without_running_anything_again(pair: Comparison) -> None:
     before = written(pair)
     again = compare(TINY, **PAIR, target=0.01, reference="feddyn")
     assert written(again) == before
@@ -230,7 +230,7 @@ def test_all_strategies_train_on_the_same_samples_when_one_has_something_to_choo
 
 
 @pytest.mark.slow
-def test_a_cell_that_diverges_is_noted_and_played_again_only_if_asked_to(base: dict[str, Any]) -> None:
+def test_a_cell_that_diverges_is_noted_and_run_again_only_if_asked_to(base: dict[str, Any]) -> None:
     grid = {"client.lr": [1e30, 0.05]}
     done = compare(base, strategies=["fedavg"], seeds=1, grid=grid, out="there", workers=1)
     (failure,) = done.failures.values()
@@ -292,8 +292,8 @@ def test_a_run_that_another_process_takes_at_the_last_moment_is_left_where_it_is
     assert run_before is not None
     monkeypatch.setattr(worker, "_await_end_of_others", lambda folder: None)
     config_toml = run_before.config_toml
-    with run_before.locked(), pytest.raises(ResultsError, match="is being played by process"):
-        worker.play(config_toml, run_before.path, Callback())
+    with run_before.locked(), pytest.raises(ResultsError, match="is in use by process"):
+        worker.run_cell(config_toml, run_before.path, Callback())
     assert (run_before.path / "rounds.jsonl").is_file()
 
 
@@ -313,10 +313,10 @@ def test_a_worker_that_dies_costs_its_cell_alone(base: dict[str, Any]) -> None:
     assert (done.summary().entries[0].num_failed, done.summary().entries[0].unfinished) == (2, 0)
 
 
-def test_one_process_at_a_time_plays_a_comparison(pair: Comparison) -> None:
+def test_one_process_at_a_time_runs_a_comparison(pair: Comparison) -> None:
     with (
         pair.locked(),
-        pytest.raises(ResultsError, match=rf"the comparison in there is being played by process {os.getpid()}"),
+        pytest.raises(ResultsError, match=rf"the comparison in there is in use by process {os.getpid()}"),
     ):
         compare(TINY, **PAIR)
 
@@ -355,7 +355,7 @@ def test_a_killed_command_leaves_no_worker_and_the_same_command_ends_in_the_same
     assert again.stdout == whole.stdout
     assert "FedDyn" in again.stdout
     for folder, before in finished.items():
-        assert (folder / "outcome.json").stat().st_mtime_ns == before, "a finished cell was played again"
+        assert (folder / "outcome.json").stat().st_mtime_ns == before, "a finished cell was run again"
     first, second = (
         {path.parents[1].name: path.read_bytes() for path in folder.glob("there/cells/*/*/rounds.jsonl")}
         for folder in (killed, undisturbed)
@@ -549,7 +549,7 @@ def test_by_makes_any_key_a_condition(base: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_strategy_without_the_setting_of_a_condition_is_played_once_and_shown_under_each(
+def test_a_strategy_without_the_setting_of_a_condition_is_run_once_and_shown_under_each(
     base: dict[str, Any],
 ) -> None:
     by = {"strategy.gamma": [0.001, 0.01]}

@@ -17,8 +17,8 @@ from fedsign.comparison.folder import Comparison
 from fedsign.comparison.over_seeds import curves, distinct, summarize
 from fedsign.comparison.summary import (
     Cell,
+    CellResult,
     Plan,
-    Played,
     Summary,
     products,
     strategy_label,
@@ -117,10 +117,10 @@ def test_labels_products_and_distinct_values() -> None:
     assert distinct([{"a": 1}, {"a": 2}, {"a": 1}]) == [{"a": 1}, {"a": 2}]
 
 
-def played(
+def cell_result(
     strategy: str, seed: int, test: float | None, *, gamma: float | None = None, validation: float | None = None,
     alpha: float = 1.0, is_finished: bool = True, failure: str | None = None,
-) -> Played:  # fmt: skip
+) -> CellResult:  # fmt: skip
     choice = {} if gamma is None else {"strategy.gamma": gamma}
     cell = Cell(
         id=f"{strategy}-{gamma}-{alpha}-{seed}",
@@ -133,17 +133,17 @@ def played(
     lines = lines_of([0.0, 0.0, test], validation_accuracy=validation)
     for line in lines[:2]:
         line["validation_accuracy"] = 0.0
-    return Played(
+    return CellResult(
         cell=cell,
         is_finished=is_finished and failure is None,
-        lines=lines,
+        records=lines,
         folder=Path(cell.id),
         population={"alpha": alpha},
         failure=failure,
     )
 
 
-def summary_of(cells: list[Played], *, target: float | None = None, higher_is_better: bool = True) -> Summary:
+def summary_of(cells: list[CellResult], *, target: float | None = None, higher_is_better: bool = True) -> Summary:
     plan = Plan(
         name="test",
         metric="accuracy",
@@ -159,12 +159,12 @@ def summary_of(cells: list[Played], *, target: float | None = None, higher_is_be
     return summarize(plan, Path("there"), cells)
 
 
-def tuned() -> list[Played]:
+def tuned() -> list[CellResult]:
     """FedSign with two choices: the first is better on validation samples, the second on test samples."""
     return [
-        *(played("fedavg", seed, 0.6 + 0.1 * seed) for seed in (0, 1)),
-        *(played("fedsign", seed, 0.3, gamma=0.1, validation=0.9) for seed in (0, 1)),
-        *(played("fedsign", seed, 0.9, gamma=0.2, validation=0.3) for seed in (0, 1)),
+        *(cell_result("fedavg", seed, 0.6 + 0.1 * seed) for seed in (0, 1)),
+        *(cell_result("fedsign", seed, 0.3, gamma=0.1, validation=0.9) for seed in (0, 1)),
+        *(cell_result("fedsign", seed, 0.9, gamma=0.2, validation=0.3) for seed in (0, 1)),
     ]
 
 
@@ -186,23 +186,23 @@ def test_where_a_small_metric_is_a_good_one_the_smallest_on_validation_samples_i
 @settings(deadline=None)
 def test_the_test_figures_of_other_choices_influence_nothing(tests: list[float]) -> None:
     expected = summary_of(tuned())
-    others = [played("fedsign", seed, tests[seed], gamma=0.2, validation=0.3) for seed in (0, 1)]
+    others = [cell_result("fedsign", seed, tests[seed], gamma=0.2, validation=0.3) for seed in (0, 1)]
     found = summary_of([*tuned()[:4], *others])
     assert (found.entries, found.trials, found.target) == (expected.entries, expected.trials, expected.target)
 
 
 def test_a_choice_with_which_a_seed_failed_does_not_win_over_one_that_finished() -> None:
     cells = tuned()
-    cells[2] = played("fedsign", 0, 0.3, gamma=0.1, validation=0.99, is_finished=False)
+    cells[2] = cell_result("fedsign", 0, 0.3, gamma=0.1, validation=0.99, is_finished=False)
     assert summary_of(cells).entries[1].choice == {"strategy.gamma": 0.2}
 
 
 def test_each_condition_has_its_own_choice_reference_and_target() -> None:
-    def condition(alpha: float, better: float, level: float) -> list[Played]:
+    def condition(alpha: float, better: float, level: float) -> list[CellResult]:
         return [
-            *(played("fedavg", seed, level, alpha=alpha) for seed in (0, 1)),
+            *(cell_result("fedavg", seed, level, alpha=alpha) for seed in (0, 1)),
             *(
-                played("fedsign", seed, 0.5, gamma=gamma, validation=gamma == better, alpha=alpha)
+                cell_result("fedsign", seed, 0.5, gamma=gamma, validation=gamma == better, alpha=alpha)
                 for gamma in (0.1, 0.2)
                 for seed in (0, 1)
             ),
@@ -219,12 +219,12 @@ def test_each_condition_has_its_own_choice_reference_and_target() -> None:
 
 
 def test_seeds_that_did_not_finish_are_counted_and_not_averaged() -> None:
-    summary = summary_of([played("fedavg", 0, 0.6), played("fedavg", 1, 0.9, is_finished=False)])
+    summary = summary_of([cell_result("fedavg", 0, 0.6), cell_result("fedavg", 1, 0.9, is_finished=False)])
     (entry,) = summary.entries
     assert (entry.seeds, entry.mean, entry.std, entry.unfinished) == ((0,), pytest.approx(0.2), None, 1)
     assert (summary.num_cells, summary.num_finished) == (2, 1)
     assert (entry.num_failed, entry.num_lost, entry.num_seeds, summary.num_pending, summary.failed) == (0, 0, 2, 1, {})
-    diverged = summary_of([played("fedavg", 0, None), played("fedavg", 1, 0.9)]).entries[0]
+    diverged = summary_of([cell_result("fedavg", 0, None), cell_result("fedavg", 1, 0.9)]).entries[0]
     assert diverged.values == (None, pytest.approx(0.3))
     assert diverged.mean == pytest.approx(statistics.fmean([0.3]))
     assert diverged.bytes_down == 30
@@ -232,10 +232,10 @@ def test_seeds_that_did_not_finish_are_counted_and_not_averaged() -> None:
 
 def test_failed_seeds_are_told_apart_from_pending_ones() -> None:
     cells = [
-        played("fedavg", 0, 0.6),
-        played("fedavg", 1, 0.9, failure="round 2: no reply could be used"),
-        played("fedavg", 2, 0.9, is_finished=False),
-        played("fedavg", 3, None),
+        cell_result("fedavg", 0, 0.6),
+        cell_result("fedavg", 1, 0.9, failure="round 2: no reply could be used"),
+        cell_result("fedavg", 2, 0.9, is_finished=False),
+        cell_result("fedavg", 3, None),
     ]
     summary = summary_of(cells)
     (entry,) = summary.entries
@@ -245,8 +245,8 @@ def test_failed_seeds_are_told_apart_from_pending_ones() -> None:
     assert (summary.num_cells, summary.num_finished, summary.num_pending) == (4, 2, 1)
 
 
-def test_a_final_value_is_of_no_more_rounds_than_are_played() -> None:
-    assert summary_of([played("fedavg", 0, 0.6)]).last == 3
+def test_a_final_value_is_of_no_more_rounds_than_are_run() -> None:
+    assert summary_of([cell_result("fedavg", 0, 0.6)]).last == 3
 
 
 def test_a_recipe_does_not_call_a_strategy_best_that_lost_seeds(tmp_path: Path) -> None:
@@ -270,8 +270,8 @@ def test_a_recipes_paired_difference_has_no_figures_where_a_run_diverged() -> No
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Comparison:
-    """FedAvg and FedSign over three seeds of two rounds: one cell of FedSign has failed, another is to be played."""
-    cells = [played(name, seed, 0.6 + 0.1 * seed).cell for name in ("fedavg", "fedsign") for seed in range(3)]
+    """FedAvg and FedSign over three seeds of two rounds: one cell of FedSign has failed, another is to be run."""
+    cells = [cell_result(name, seed, 0.6 + 0.1 * seed).cell for name in ("fedavg", "fedsign") for seed in range(3)]
     cells = [replace(cell, id=f"{cell.id}-{number:08x}") for number, cell in enumerate(cells)]  # ends in a digest
     comparison = Comparison(tmp_path / "there")
     plan = summary_plan(cells)

@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from fedsign.config import load, parse_override
+from simulations.comparison.execution import is_for_all
 from simulations.comparison.plan import make_plan
-from simulations.comparison.play import is_for_all
 from simulations.comparison.request import STRATEGIES, Request, parse_axis
 from tests.e2e.test_docs import PAGES, ROOT
 

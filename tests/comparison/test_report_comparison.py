@@ -202,7 +202,7 @@ def test_one_seed_claims_no_certainty(tmp_path: Path) -> None:
 
 
 def with_failed(summary: Summary, strategy: str, num_failed: int) -> Summary:
-    """The summary, had more seeds of a strategy been played, and failed."""
+    """The summary, had more seeds of a strategy been run, and failed."""
     entries = [
         replace(entry, num_failed=num_failed) if entry.strategy == strategy else entry for entry in summary.entries
     ]
@@ -237,7 +237,7 @@ def test_where_all_have_lost_seeds_the_best_says_of_how_many_it_is(tmp_path: Pat
 
 
 def test_failed_and_pending_runs_are_told_apart(tmp_path: Path) -> None:
-    """Of 20 runs 6 failed and 1 is to be played; each reason is there, escaped, and so is the way to try again."""
+    """Of 20 runs 6 failed and 1 is to be run; each reason is there, escaped, and so is the way to try again."""
     page = page_of(tmp_path, **CASES["failed"])
     text = words(page)
     assert "13 of 20 runs have finished." in text

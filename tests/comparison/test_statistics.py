@@ -294,7 +294,7 @@ def test_critical_differences_are_those_of_demsars_table() -> None:
 
 
 def test_too_few_blocks_have_ranks_and_no_critical_difference(tmp_path: Path) -> None:
-    """A lost run is last in its block, and a block with a run that is still to be played is left out."""
+    """A lost run is last in its block, and a block with a run that is still to be run is left out."""
     summary = a_comparison(
         tmp_path, seeds=5, strategies=["fedavg", "feddyn", "moon"], diverged=[("feddyn", 0)], unfinished=[("moon", 4)]
     )

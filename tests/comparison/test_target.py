@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedsign.comparison.summary import Cell, Played, ToTarget
+from fedsign.comparison.summary import Cell, CellResult, ToTarget
 from fedsign.comparison.tables import results, speed_up_text
 from fedsign.comparison.target import default_target, reaching, speed_up, to_target
 from tests.comparison.test_comparison import lines_of
 from tests.unit.report_samples import a_comparison
 
 
-def a_run(values: list[float], seed: int, *, rounds: int | None = None, failure: str | None = None) -> Played:
+def a_run(values: list[float], seed: int, *, rounds: int | None = None, failure: str | None = None) -> CellResult:
     num = len(values) if rounds is None else rounds
     cell = Cell(id=f"{seed}", strategy="any", condition={}, choice={}, seed=seed, rounds=num)
     is_finished = failure is None and num == len(values)
-    return Played(cell=cell, is_finished=is_finished, lines=lines_of(list(values)), failure=failure)
+    return CellResult(cell=cell, is_finished=is_finished, records=lines_of(list(values)), failure=failure)
 
 
 def step(at: int, num: int = 30) -> list[float]:
@@ -28,7 +28,7 @@ def step(at: int, num: int = 30) -> list[float]:
     return [float(round >= at) for round in range(1, num + 1)]
 
 
-def taken_of(*runs: Played, target: float = 0.9) -> ToTarget:
+def taken_of(*runs: CellResult, target: float = 0.9) -> ToTarget:
     taken = to_target(runs, "accuracy", target, higher_is_better=True)
     assert taken is not None
     return taken

@@ -1,4 +1,4 @@
-"""docs/capabilities.md is taken literally: every `yes` is played, every `-` is a one-sentence error.
+"""docs/capabilities.md is taken literally: every `yes` runs, every `-` is a one-sentence error.
 
 tests/benchmarks/test_size.py checks that the page agrees with the rules.
 """
@@ -66,13 +66,13 @@ def settings_of(asked: Any, path: str = "") -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """The run in process of a row, played once."""
-    played: dict[str, Run] = {}
+    """The in-process run of a row, done once."""
+    runs: dict[str, Run] = {}
 
     def of(row: str) -> Run:
-        if row not in played:
-            played[row] = run(tree(tmp_path_factory.mktemp(row), row))
-        return played[row]
+        if row not in runs:
+            runs[row] = run(tree(tmp_path_factory.mktemp(row), row))
+        return runs[row]
 
     return of
 
@@ -94,11 +94,11 @@ def test_an_empty_cell_is_an_error_of_one_sentence(row: str, column: str, tmp_pa
     else:
         assert any(setting in said for setting in settings_of(COLUMNS[column]))
     assert raised.value.exit_code == 2 and "\n" not in said
-    assert not list(tmp_path.rglob("rounds.jsonl")), "a round was played"
+    assert not list(tmp_path.rglob("rounds.jsonl")), "a round was run"
 
 
 def full() -> Iterator[Any]:
-    """Flower's strategies are alike, and many: of each and of each column some are played, unless all are asked for."""
+    """Flower's strategies are alike, and many: of each and of each column some are run, unless all are asked for."""
     for place, (row, column, cell) in enumerate(CELLS):
         if cell == "yes" and column != "weighting":  # below
             is_slow = (row.startswith("flower_") and place % 4) or column == "sharded clients"
@@ -106,7 +106,7 @@ def full() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("row", "column"), full())
-def test_a_full_cell_is_played(row: str, column: str, tmp_path: Path, plain: Callable[[str], Run]) -> None:
+def test_a_full_cell_runs(row: str, column: str, tmp_path: Path, plain: Callable[[str], Run]) -> None:
     done = run(tree(tmp_path, row, **COLUMNS[column]))
     assert len(done.rounds) == done.config.rounds and not any(line["failures"] for line in done.rounds)
     if column in EXACT:

@@ -111,7 +111,7 @@ class Reply:
 
 
 @dataclass
-class Played:
+class Trace:
     """`served[t]` is what round t + 1 started from; the last one is what the run ended with."""
 
     served: list[Vector] = field(default_factory=list)
@@ -127,18 +127,18 @@ class Played:
 class RecordingGrid(PartitionGrid):
     """Keeps copies of what was sent and received."""
 
-    def __init__(self, played: Played, *arguments: Any, **named: Any) -> None:
+    def __init__(self, trace: Trace, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.played = played
+        self.trace = trace
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         batch = list(messages)
-        self.played.served.append(flat(to_tensors(wire.arrays_of(batch[0].content))))
-        self.played.replies.append([])
+        self.trace.served.append(flat(to_tensors(wire.arrays_of(batch[0].content))))
+        self.trace.replies.append([])
         for message in super().send_and_receive(batch, timeout=timeout):
             reply = wire.unpack_reply(message)
             bit = reply.metrics.get("norm_bit")
-            self.played.replies[-1].append(
+            self.trace.replies[-1].append(
                 Reply(
                     model=flat(reply.tensors),
                     num_examples=reply.num_examples,
@@ -154,7 +154,9 @@ def flat(tensors: Tensors) -> Vector:
     return np.concatenate([tensor.numpy().astype(np.float64).ravel() for _, tensor in sorted(tensors.items())])
 
 
-def play(root: Path, name: str, *, failing: Sequence[int] = (), serialized: bool = False, **changes: Any) -> Played:
+def run_recorded(
+    root: Path, name: str, *, failing: Sequence[int] = (), serialized: bool = False, **changes: Any
+) -> Trace:
     """A run of the real round loop in process; the clients in `failing` answer with an error.
 
     `serialized`: through the ClientApp, with plain arrays, as on an engine outside this process.
@@ -174,22 +176,22 @@ def play(root: Path, name: str, *, failing: Sequence[int] = (), serialized: bool
         experiment = {EXPERIMENT_KEY: workload.config.to_toml(), STATE_KEY: str(folder.clients)}
         return make_context(node_id, node_config={PARTITION_KEY: node_id}, run_config=experiment)
 
-    played = Played()
+    trace = Trace()
     num_clients = workload.config.partition.num_clients
     grid = RecordingGrid(
-        played,
+        trace,
         InProcessGrid(num_clients, message_by_message(client_app(), context) if serialized else handle),
         num_partitions=num_clients,
         leaves_process=serialized,
         roles=roles_of(workload.make_model()),
     )
-    played.loop = RoundLoop(workload, grid, folder)
+    trace.loop = RoundLoop(workload, grid, folder)
     with intra_op_threads(1):
-        played.loop.run()
+        trace.loop.run()
     checkpoint = load_latest(folder.checkpoints)
     assert checkpoint is not None
-    played.served.append(flat(checkpoint.served))
-    return played
+    trace.served.append(flat(checkpoint.served))
+    return trace
 
 
 # The papers' formulas
@@ -367,12 +369,12 @@ def test_three_rounds_equal_the_papers_formula(name: str, tmp_path: Path) -> Non
 
     The served model is the run's, not the formula's: a rounding error in it would be divided by tau.
     """
-    played = play(tmp_path, name)
-    assert len({reply.num_examples for reply in played.replies[0]}) > 1, "weights would not matter"
+    trace = run_recorded(tmp_path, name)
+    assert len({reply.num_examples for reply in trace.replies[0]}) > 1, "weights would not matter"
     rule: Any = REFERENCES[name]()
     next(rule)
-    x = played.served[0]
-    for replies, result in zip(played.replies, played.served[1:], strict=True):
+    x = trace.served[0]
+    for replies, result in zip(trace.replies, trace.served[1:], strict=True):
         expected = rule.send((x, replies))
         assert np.linalg.norm(expected - x) > 1e-3, "a rule that does nothing would pass"
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6)
@@ -383,8 +385,8 @@ def test_three_rounds_equal_the_papers_formula(name: str, tmp_path: Path) -> Non
 def test_uniform_weighting_is_an_option(name: str, tmp_path: Path) -> None:
     """After one round from x: FedAvgM's x + 0.8 (mean - x); and for all of them not the same as by examples."""
     part = {"name": name, **ROWS[name], "weighting": "uniform"}
-    one = play(tmp_path / "uniform", name, strategy=part, rounds=1)
-    other = play(tmp_path / "examples", name, rounds=1)
+    one = run_recorded(tmp_path / "uniform", name, strategy=part, rounds=1)
+    other = run_recorded(tmp_path / "examples", name, rounds=1)
     assert not np.allclose(one.served[1], other.served[1], atol=1e-5)
     if name == "flower_fedavgm":
         x, mean = one.served[0], uniform(one.replies[0])
@@ -467,8 +469,10 @@ def test_the_noise_has_the_stated_deviation(
 ) -> None:
     """What z adds to the first round's model is N(0, (z C / n)^2) in each of P coordinates, n = 7."""
     asked = multiplier or 0.4
-    noised = play(tmp_path / "noised", name, strategy={"name": name, "noise_multiplier": asked, **norm}, rounds=1)
-    plain = play(tmp_path / "plain", name, strategy={"name": name, "noise_multiplier": 0.0, **norm}, rounds=1)
+    noised = run_recorded(
+        tmp_path / "noised", name, strategy={"name": name, "noise_multiplier": asked, **norm}, rounds=1
+    )
+    plain = run_recorded(tmp_path / "plain", name, strategy={"name": name, "noise_multiplier": 0.0, **norm}, rounds=1)
     noise = noised.served[1] - plain.served[1]
     if multiplier is None:
         multiplier = (asked**-2 - (2 * 7 / 20) ** -2) ** -0.5
@@ -482,8 +486,8 @@ def test_the_noise_has_the_stated_deviation(
 @pytest.mark.parametrize("name", ["flower_dp_client_adaptive", "flower_fedavgm", "flower_fedavg"])
 def test_outside_this_process_the_same_is_done(name: str, tmp_path: Path) -> None:
     model = {} if name in PRIVATE else {"model": {"name": "cnn", "channels": [4, 8]}}
-    here = play(tmp_path / "here", name, **model)
-    there = play(tmp_path / "there", name, serialized=True, **model)
+    here = run_recorded(tmp_path / "here", name, **model)
+    there = run_recorded(tmp_path / "there", name, serialized=True, **model)
     for one, other in zip(here.served, there.served, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -491,8 +495,8 @@ def test_outside_this_process_the_same_is_done(name: str, tmp_path: Path) -> Non
 @pytest.mark.needs("privacy")
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
 def test_clients_clip_as_the_server_would(kind: str, tmp_path: Path) -> None:
-    by_server = play(tmp_path / "server", f"flower_dp_server_{kind}")
-    by_client = play(tmp_path / "client", f"flower_dp_client_{kind}")
+    by_server = run_recorded(tmp_path / "server", f"flower_dp_server_{kind}")
+    by_client = run_recorded(tmp_path / "client", f"flower_dp_client_{kind}")
     for one, other in zip(by_server.served, by_client.served, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     norm = 0.3 if kind == "fixed" else 0.4
@@ -514,8 +518,8 @@ def test_an_update_of_exactly_zero_stops_clipping_at_the_server_with_a_sentence_
     """A step of 1e-30 is lost in float32's rounding, so that every client sends back what it was sent."""
     still = {"rounds": 1, "client": {"local_epochs": 1, "lr": 1e-30}}
     with pytest.raises(RoundError, match=r"round 1: .*exactly the one it was sent.*flower_dp_client_.*client\.lr"):
-        play(tmp_path / "server", f"flower_dp_server_{kind}", **still)
-    by_client = play(tmp_path / "client", f"flower_dp_client_{kind}", **still)
+        run_recorded(tmp_path / "server", f"flower_dp_server_{kind}", **still)
+    by_client = run_recorded(tmp_path / "client", f"flower_dp_client_{kind}", **still)
     np.testing.assert_allclose(by_client.served[1], by_client.served[0], rtol=1e-6)
 
 
@@ -528,8 +532,8 @@ def test_the_adaptive_norm_runs_away_from_its_quantile(tmp_path: Path) -> None:
     """
     for start, factor in ((1e-3, np.exp(-0.2 * 0.5)), (1e3, np.exp(0.2 * 0.5))):
         part = {"name": "flower_dp_server_adaptive", "noise_multiplier": 0.0, "initial_clipping_norm": start}
-        played = play(tmp_path / str(start), part["name"], strategy=part)
-        assert played.strategy.clipping_norm == pytest.approx(start * factor**3)
+        trace = run_recorded(tmp_path / str(start), part["name"], strategy=part)
+        assert trace.strategy.clipping_norm == pytest.approx(start * factor**3)
 
 
 # Learning
@@ -589,12 +593,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Run,
     """A row's run of six rounds, and another that was stopped after three."""
 
     @cache
-    def played(name: str) -> tuple[Run, Run]:
+    def pair(name: str) -> tuple[Run, Run]:
         root = tmp_path_factory.mktemp("runs")
         whole = run(tree(root / "whole", name, strategy=noisy(name), rounds=6))
         return whole, run(tree(root / "half", name, strategy=noisy(name), rounds=3))
 
-    return played
+    return pair
 
 
 def copied(half: Run, to: Path) -> Path:
@@ -654,9 +658,9 @@ DERIVED: dict[type, set[str]] = {
 @pytest.mark.parametrize("name", ROWS)
 def test_the_table_of_memories_names_all_that_changes(name: str, tmp_path: Path) -> None:
     """A version of Flower's with an attribute more, or with one that begins to change, fails here."""
-    played = play(tmp_path, name)
+    trace = run_recorded(tmp_path, name)
     fresh = make_strategy(Workload(from_dict(tree(tmp_path, name))))
-    for after, before in zip(foreign.layers(played.strategy), foreign.layers(fresh), strict=True):
+    for after, before in zip(foreign.layers(trace.strategy), foreign.layers(fresh), strict=True):
         kept, renewed = foreign.MEMORY[type(after)].keys(), {"current_arrays"}  # set anew before it is read
         settings = set(inspect.signature(type(after)).parameters) | DERIVED.get(type(after), set())
         known = settings | kept | renewed
@@ -852,9 +856,9 @@ def test_trimming_nobody_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptu
 
 @pytest.mark.needs("robustness")
 def test_a_rule_that_gets_too_few_replies_stops_with_a_sentence(tmp_path: Path) -> None:
-    assert play(tmp_path / "one", "flower_multikrum", failing=[3], rounds=1).replies
+    assert run_recorded(tmp_path / "one", "flower_multikrum", failing=[3], rounds=1).replies
     with pytest.raises(RoundError, match=r"ended with 5 usable replies, but Bulyan needs 7 \(4 x num_mal.*may fail"):
-        play(tmp_path / "two", "flower_bulyan", failing=[2, 3])
+        run_recorded(tmp_path / "two", "flower_bulyan", failing=[2, 3])
 
 
 # Buffers
@@ -863,17 +867,17 @@ def test_a_rule_that_gets_too_few_replies_stops_with_a_sentence(tmp_path: Path) 
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in PRIVATE])
 def test_batchnorms_statistics_are_averaged_whatever_the_strategy_does(name: str, tmp_path: Path) -> None:
     """The mean by samples, as Flower's FedAvg would have it; FedAdam would step variances below zero."""
-    played = play(tmp_path, name, model={"name": "cnn", "channels": [4, 8]}, rounds=2)
-    assert played.loop is not None
-    model = dict(sorted(played.loop.workload.make_model().state_dict().items()))
+    trace = run_recorded(tmp_path, name, model={"name": "cnn", "channels": [4, 8]}, rounds=2)
+    assert trace.loop is not None
+    model = dict(sorted(trace.loop.workload.make_model().state_dict().items()))
     bounds = np.cumsum([0, *(tensor.numel() for tensor in model.values())])
     for (tensor_name, tensor), (start, stop) in zip(model.items(), pairwise(bounds), strict=True):
         if tensor_name.endswith(("running_mean", "running_var")):
-            for replies, result in zip(played.replies, played.served[1:], strict=True):
+            for replies, result in zip(trace.replies, trace.served[1:], strict=True):
                 np.testing.assert_allclose(result[start:stop], by_examples(replies)[start:stop], rtol=1e-5, atol=1e-6)
         elif not tensor.is_floating_point():
-            assert played.served[-1][start] == played.served[0][start]
-    checkpoint = load_latest(played.loop.folder.checkpoints)
+            assert trace.served[-1][start] == trace.served[0][start]
+    checkpoint = load_latest(trace.loop.folder.checkpoints)
     assert checkpoint is not None
     assert {key: value.dtype for key, value in checkpoint.served.items()} == {k: v.dtype for k, v in model.items()}
 

@@ -70,9 +70,9 @@ def test_a_former_key_is_taken_with_a_warning(
 def test_a_digest_is_that_of_the_former_names(
     former: dict[str, Any], today: dict[str, Any], names: tuple[str, str]
 ) -> None:
-    """Else a comparison would play its finished cells again."""
-    counted = former_names.former_tree(from_dict(today).what_counts())
-    assert former_names.current_tree(counted, warns=False) == from_dict(today).what_counts() != counted
+    """Else a comparison would run its finished cells again."""
+    counted = former_names.former_tree(from_dict(today).result_settings())
+    assert former_names.current_tree(counted, warns=False) == from_dict(today).result_settings() != counted
     assert digest_of(from_dict(today)) != digest_of(from_dict({}))
 
 
@@ -106,16 +106,23 @@ MODULES = [
         "MaskRule",
         marks=pytest.mark.needs("sparsity"),
     ),
+    pytest.param(
+        "simulations.comparison.play",
+        "simulations.comparison.execution",
+        "compare",
+        marks=pytest.mark.needs("comparison"),
+    ),
+    pytest.param(
+        "simulations.ablation.play", "simulations.ablation.execution", "ablate", marks=pytest.mark.needs("ablation")
+    ),
 ]
 
 
 @pytest.mark.parametrize(("former", "today", "name"), MODULES)
 def test_a_former_module_is_imported_with_a_warning(former: str, today: str, name: str) -> None:
-    for each in [
-        each for each in sys.modules if each.startswith(("fedsign.parameterisation", "fedsign.data.normalise"))
-    ]:
+    for each in [each for each in sys.modules if each.startswith(("fedsign.parameterisation", former))]:
         del sys.modules[each]
-    with pytest.warns(FutureWarning, match="is now fedsign"):
+    with pytest.warns(FutureWarning, match=r"is now (fedsign|simulations)\."):
         found = importlib.import_module(former)
     assert getattr(found, name) is getattr(importlib.import_module(today), name)
 
@@ -140,8 +147,38 @@ def test_a_former_command_is_taken_with_a_warning() -> None:
     assert former.stdout == said.stdout and json.loads(said.stdout)
 
 
+@pytest.mark.needs("comparison")
+def test_the_results_of_a_cell_have_their_former_name_too() -> None:
+    from fedsign.comparison.folder import load_comparison
+
+    done = load_comparison(Path(__file__).parents[1] / "fixtures" / "a987b81" / "comparison")
+    cell = done.plan.cells[0]
+    with pytest.warns(FutureWarning, match=r"^Comparison\.played is now Comparison\.result_of; "):
+        assert done.played(cell) == done.result_of(cell)
+
+
+@pytest.mark.needs("tracking")
+def test_a_tracker_may_take_its_last_round_under_the_former_name(tiny: dict[str, Any]) -> None:
+    from simulations.callbacks.tracking import Earlier, Tracker
+
+    class Old(Tracker):
+        name, label, begun = "old", "Old", list[int]()
+
+        def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:  # type: ignore[override]
+            self.begun.append(last_played)
+            return "page 1", 0
+
+        def log(self, round: int, numbers: Any) -> None: ...
+
+        def end(self, outcome: Any, final: Any) -> None: ...
+
+    with pytest.warns(FutureWarning, match="^last_played is now last_recorded; "):
+        run(tiny, callbacks=[Old()])
+    assert Old.begun == [0]
+
+
 def test_an_analysis_that_was_stored_under_the_former_names_is_read(tmp_path: Path) -> None:
-    from fedsign.report.analysis import read_found
+    from fedsign.report.analysis import read_analysis
     from fedsign.storage.digests import sealed_json
 
     told = {
@@ -154,7 +191,7 @@ def test_an_analysis_that_was_stored_under_the_former_names_is_read(tmp_path: Pa
     (tmp_path / "valley.json").write_text(sealed_json(told))
     with (tmp_path / "valley.npz").open("wb") as file:
         np.savez(file, centre=np.zeros(1))
-    found = read_found(tmp_path / "valley.json")
+    found = read_analysis(tmp_path / "valley.json")
     assert found.facts == {"center": {"loss": 0.5}, "own_center": {"loss": 0.4}}
     assert found.summary == [{"direction": "sgp_centered", "center": 0.5}] and list(found.arrays) == ["center"]
 

@@ -53,7 +53,7 @@ def tree(root: Path, row: str, **changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(KINDS["strategy"].table))
-def test_every_strategy_is_played_at_sites(name: str, tmp_path: Path) -> None:
+def test_every_strategy_is_run_at_sites(name: str, tmp_path: Path) -> None:
     """For all others tests/contract/test_capabilities.py does."""
     done = run({**tree(tmp_path, "sites", strategy=strategy(name)), "rounds": 1})
     (line,) = done.rounds

@@ -198,7 +198,7 @@ def test_a_strategy_that_is_none_leaves_no_empty_run_behind(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_is_being_played_cannot_be_resumed(tmp_path: Path) -> None:
+def test_a_run_in_use_cannot_be_resumed(tmp_path: Path) -> None:
     done = run(tree(tmp_path, "fedavg"))
     context = multiprocessing.get_context("spawn")
     held, release = context.Event(), context.Event()
@@ -206,7 +206,7 @@ def test_a_run_that_is_being_played_cannot_be_resumed(tmp_path: Path) -> None:
     holder.start()
     try:
         assert held.wait(60)
-        with pytest.raises(ResultsError, match=rf"is being played by process {holder.pid}; wait for it or stop it"):
+        with pytest.raises(ResultsError, match=rf"is in use by process {holder.pid}; wait for it or stop it"):
             run({"rounds": 3}, resume=done.path)
     finally:
         release.set()

@@ -1,7 +1,7 @@
 """Every FedSign strategy runs with every server optimizer: parameters only, resumable; Flower's strategies refuse
 them.
 """
-# ruff: noqa: F811 - `played` is imported as a fixture
+# ruff: noqa: F811 - `cached_run` is imported as a fixture
 
 from collections.abc import Callable
 from itertools import cycle, product
@@ -16,10 +16,10 @@ from fedsign.registry import KINDS
 from fedsign.storage.checkpoints import load_latest
 from simulations import Run, run
 from tests.contract.test_strategies import (
+    cached_run,  # noqa: F401 - a fixture
     check_memory_is_the_mean_of_the_clients_states,
     lines,
-    play,
-    played,  # noqa: F401 - a fixture
+    run_strategy,
     served,
 )
 
@@ -29,7 +29,7 @@ EACH_ONCE = list(zip(OURS, cycle(OPTIMIZERS), strict=False))
 
 
 def optimized(root: Path, strategy: str, optimizer: dict[str, Any], **changes: Any) -> Run:
-    return play(root, strategy, server={"cohort_size": 3, "optimizer": optimizer}, **changes)
+    return run_strategy(root, strategy, server={"cohort_size": 3, "optimizer": optimizer}, **changes)
 
 
 def buffers(done: Run) -> dict[str, torch.Tensor]:
@@ -38,10 +38,10 @@ def buffers(done: Run) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("strategy", OURS)
 def test_an_optimizer_moves_parameters_and_leaves_buffers_the_mean(
-    strategy: str, tmp_path: Path, played: Callable[..., Run]
+    strategy: str, tmp_path: Path, cached_run: Callable[..., Run]
 ) -> None:
     """After one round the buffers are those without an optimizer, bit for bit, and the parameters are not."""
-    plain = played(strategy, rounds=1)
+    plain = cached_run(strategy, rounds=1)
     assert buffers(plain)
     for optimizer in OPTIMIZERS:
         done = optimized(tmp_path, strategy, {"name": optimizer, "lr": 0.01}, rounds=1)
@@ -66,10 +66,10 @@ def test_a_resumed_run_has_the_optimizers_memory(strategy: str, optimizer: str, 
 
 @pytest.mark.parametrize("strategy", OURS)
 def test_gradient_descent_of_rate_one_goes_to_the_target(
-    strategy: str, tmp_path: Path, played: Callable[..., Run]
+    strategy: str, tmp_path: Path, cached_run: Callable[..., Run]
 ) -> None:
     """x - (x - target) = target up to one rounding."""
-    plain = served(played(strategy, rounds=1))
+    plain = served(cached_run(strategy, rounds=1))
     done = served(optimized(tmp_path, strategy, {"name": "sgd", "lr": 1.0, "momentum": 0.0}, rounds=1))
     for name, tensor in plain.items():
         torch.testing.assert_close(done[name], tensor, rtol=1e-5, atol=1e-6)
@@ -96,12 +96,12 @@ def test_flowers_own_strategies_refuse_a_server_optimizer(tmp_path: Path) -> Non
 
 def test_scaffolds_server_control_is_the_mean_of_the_clients(tmp_path: Path) -> None:
     """Conservation: c starts as the mean of all c_k (0) and moves by (1/N) sum of their changes."""
-    check_memory_is_the_mean_of_the_clients_states(play(tmp_path, "scaffold", rounds=6))
+    check_memory_is_the_mean_of_the_clients_states(run_strategy(tmp_path, "scaffold", rounds=6))
 
 
 def test_scaffold_sends_its_control_variates_and_they_are_counted(tmp_path: Path) -> None:
     """Up: parameters twice.  Down: the same, but in the first round, when c is zero and is not sent."""
-    done, plain = play(tmp_path, "scaffold", rounds=2), play(tmp_path, "fedavg", rounds=2)
+    done, plain = run_strategy(tmp_path, "scaffold", rounds=2), run_strategy(tmp_path, "fedavg", rounds=2)
     size = 4 * 3 * sum(parameter.numel() for parameter in plain.model().parameters())  # bytes, for 3 clients
     for ours, theirs, down in zip(done.rounds, plain.rounds, (0, size), strict=True):
         assert ours["bytes_up"] == theirs["bytes_up"] + size
@@ -110,18 +110,18 @@ def test_scaffold_sends_its_control_variates_and_they_are_counted(tmp_path: Path
 
 def test_scaffold_refuses_an_optimizer_that_rescales_gradients(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"client.optimizer.name=adamw .* use client.optimizer.name=sgd"):
-        play(tmp_path, "scaffold", client={"local_epochs": 1, "lr": 0.001, "optimizer": {"name": "adamw"}})
+        run_strategy(tmp_path, "scaffold", client={"local_epochs": 1, "lr": 0.001, "optimizer": {"name": "adamw"}})
 
 
 def test_moon_refuses_a_model_without_a_linear_classifier(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no nn.Linear"):
-        play(tmp_path, "moon", model={"name": f"{__name__}:without_linear"})
+        run_strategy(tmp_path, "moon", model={"name": f"{__name__}:without_linear"})
 
 
 def test_moon_refuses_a_model_whose_representation_is_the_data(tmp_path: Path) -> None:
     """Its term would have no gradient: silently FedAvg."""
     with pytest.raises(ConfigError, match="use a model with a hidden layer"):
-        play(tmp_path, "moon", model={"name": "linear"})
+        run_strategy(tmp_path, "moon", model={"name": "linear"})
 
 
 def without_linear(input_shape: tuple[int, ...], num_outputs: int) -> torch.nn.Module:
@@ -129,7 +129,7 @@ def without_linear(input_shape: tuple[int, ...], num_outputs: int) -> torch.nn.M
 
 
 def test_fedpan_changes_the_function_and_not_the_parameters(tmp_path: Path) -> None:
-    plain, positioned = play(tmp_path, "fedavg", rounds=1), play(tmp_path, "fedpan", rounds=1)
+    plain, positioned = run_strategy(tmp_path, "fedavg", rounds=1), run_strategy(tmp_path, "fedpan", rounds=1)
     assert served(plain).keys() == served(positioned).keys()
     assert plain.rounds[0]["loss"] != positioned.rounds[0]["loss"]
     features = torch.rand(8, 64)

@@ -3,7 +3,7 @@
 `<name>/run` has five rounds; `<name>/partial` is the same run stopped after round 3, with the last checkpoint of round
 2. `feddyn` uses Adam at the server, so it has a served and an evaluated model, strategy state and client states.
 Clients of `lisa` train parts of the model, so the checkpoint records which part each one has.  `comparison` compares
-two strategies over two seeds. The bits are those of the machine that played the runs; others agree to rounding.
+two strategies over two seeds. The bits are those of the machine that made the runs; others agree to rounding.
 """
 
 import json
@@ -79,10 +79,10 @@ def test_a_stored_run_that_was_stopped_is_resumed_to_what_it_would_have_been(fol
 
 @pytest.mark.needs("comparison")
 @pytest.mark.parametrize("folder", sorted(FIXTURES.glob("*/comparison")), ids=lambda path: path.parent.name)
-def test_a_stored_comparison_is_read_and_has_nothing_left_to_play(folder: Path, tmp_path: Path) -> None:
+def test_a_stored_comparison_is_read_and_has_nothing_left_to_run(folder: Path, tmp_path: Path) -> None:
     """To be gone on with, it has to find its cells by the hashes of their configurations."""
     from simulations import load_comparison
-    from simulations.comparison.play import go_on
+    from simulations.comparison.execution import go_on
 
     comparison = load_comparison(copied(folder, tmp_path))
     plan, summary = comparison.plan, comparison.summary()

@@ -19,7 +19,7 @@ STRATEGIES = sorted(
 )
 
 
-def play(root: Path, strategy: str | dict[str, Any], **changes: Any) -> Run:
+def run_strategy(root: Path, strategy: str | dict[str, Any], **changes: Any) -> Run:
     """A small experiment with BatchNorm in it, so that buffers and counters are there."""
     part = {"name": strategy} if isinstance(strategy, str) else strategy
     return run(
@@ -38,14 +38,14 @@ def play(root: Path, strategy: str | dict[str, Any], **changes: Any) -> Run:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """`play`, once for all tests that only read the run."""
+def cached_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """`run_strategy`, once for all tests that only read the run."""
     found: dict[str, Run] = {}
 
     def once(strategy: str | dict[str, Any], **changes: Any) -> Run:
         asked = json.dumps([strategy, changes], sort_keys=True)
         if asked not in found:
-            found[asked] = play(tmp_path_factory.mktemp("played"), strategy, **changes)
+            found[asked] = run_strategy(tmp_path_factory.mktemp("run"), strategy, **changes)
         return found[asked]
 
     return once
@@ -63,16 +63,20 @@ def lines(done: Run) -> str:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_strategy_learns(strategy: str, tmp_path: Path) -> None:
-    done = play(tmp_path, strategy, rounds=12, client={"local_epochs": 1})
+    done = run_strategy(tmp_path, strategy, rounds=12, client={"local_epochs": 1})
     assert done.rounds[-1]["accuracy"] > 0.6  # guessing gives 0.1
     assert done.rounds[-1]["loss"] < done.rounds[0]["loss"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(
-    strategy: str, tmp_path: Path, played: Callable[..., Run]
+    strategy: str, tmp_path: Path, cached_run: Callable[..., Run]
 ) -> None:
-    first, again, other = played(strategy), play(tmp_path, strategy), play(tmp_path, strategy, seed=1)
+    first, again, other = (
+        cached_run(strategy),
+        run_strategy(tmp_path, strategy),
+        run_strategy(tmp_path, strategy, seed=1),
+    )
     assert lines(first) == lines(again) != lines(other)
     for name, tensor in served(first).items():
         assert torch.equal(tensor, served(again)[name])
@@ -80,10 +84,10 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_resumed_run_ends_like_one_that_was_not_stopped(
-    strategy: str, tmp_path: Path, played: Callable[..., Run]
+    strategy: str, tmp_path: Path, cached_run: Callable[..., Run]
 ) -> None:
-    whole = played(strategy)
-    half = play(tmp_path, strategy, rounds=2)
+    whole = cached_run(strategy)
+    half = run_strategy(tmp_path, strategy, rounds=2)
     config = half.config.replace(rounds=4)
     resumed = run(config, resume=half.path)
     assert lines(resumed) == lines(whole)
@@ -92,8 +96,8 @@ def test_a_resumed_run_ends_like_one_that_was_not_stopped(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_integer_buffers_stay_integers_and_types_are_kept(strategy: str, played: Callable[..., Run]) -> None:
-    tensors = served(played(strategy))
+def test_integer_buffers_stay_integers_and_types_are_kept(strategy: str, cached_run: Callable[..., Run]) -> None:
+    tensors = served(cached_run(strategy))
     counters = [name for name in tensors if name.endswith("num_batches_tracked")]
     assert counters
     for name, tensor in tensors.items():
@@ -101,9 +105,9 @@ def test_integer_buffers_stay_integers_and_types_are_kept(strategy: str, played:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_all_strategies_sample_the_same_clients_under_one_seed(strategy: str, played: Callable[..., Run]) -> None:
-    chosen = [sorted(line["clients"]) for line in played(strategy).rounds]
-    assert chosen == [sorted(line["clients"]) for line in played("fedavg").rounds]
+def test_all_strategies_sample_the_same_clients_under_one_seed(strategy: str, cached_run: Callable[..., Run]) -> None:
+    chosen = [sorted(line["clients"]) for line in cached_run(strategy).rounds]
+    assert chosen == [sorted(line["clients"]) for line in cached_run("fedavg").rounds]
 
 
 @pytest.mark.parametrize(
@@ -116,8 +120,10 @@ def test_all_strategies_sample_the_same_clients_under_one_seed(strategy: str, pl
     ],
     ids=lambda strategy: strategy["name"],
 )
-def test_with_coefficient_zero_it_is_fedavg_bit_for_bit(strategy: dict[str, Any], played: Callable[..., Run]) -> None:
-    assert lines(played(strategy)) == lines(played("fedavg"))
+def test_with_coefficient_zero_it_is_fedavg_bit_for_bit(
+    strategy: dict[str, Any], cached_run: Callable[..., Run]
+) -> None:
+    assert lines(cached_run(strategy)) == lines(cached_run("fedavg"))
 
 
 @pytest.mark.parametrize(
@@ -130,25 +136,25 @@ def test_with_coefficient_zero_it_is_fedavg_bit_for_bit(strategy: dict[str, Any]
     ],
     ids=lambda strategy: strategy["name"],
 )
-def test_with_its_coefficient_it_is_not_fedavg(strategy: dict[str, Any], played: Callable[..., Run]) -> None:
-    assert lines(played(strategy)) != lines(played("fedavg"))
+def test_with_its_coefficient_it_is_not_fedavg(strategy: dict[str, Any], cached_run: Callable[..., Run]) -> None:
+    assert lines(cached_run(strategy)) != lines(cached_run("fedavg"))
 
 
 def test_flowers_fedavg_agrees_with_ours_weighted_by_examples(tmp_path: Path) -> None:
     """Two implementations of sum n_k theta_k / sum n_k: equal to float32 rounding after one round."""
-    ours = served(play(tmp_path, {"name": "fedavg", "weighting": "examples"}, rounds=1))
-    theirs = served(play(tmp_path, "flower_fedavg", rounds=1))
+    ours = served(run_strategy(tmp_path, {"name": "fedavg", "weighting": "examples"}, rounds=1))
+    theirs = served(run_strategy(tmp_path, "flower_fedavg", rounds=1))
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-6)
 
 
-def test_uniform_and_examples_weights_differ(played: Callable[..., Run]) -> None:
-    uniform = played("fedavg")
-    assert lines(uniform) != lines(played({"name": "fedavg", "weighting": "examples"}))
+def test_uniform_and_examples_weights_differ(cached_run: Callable[..., Run]) -> None:
+    uniform = cached_run("fedavg")
+    assert lines(uniform) != lines(cached_run({"name": "fedavg", "weighting": "examples"}))
 
 
-def test_feddyn_serves_mean_plus_h_and_evaluates_the_mean(played: Callable[..., Run]) -> None:
-    checkpoint = load_latest(played("feddyn").folder.checkpoints)
+def test_feddyn_serves_mean_plus_h_and_evaluates_the_mean(cached_run: Callable[..., Run]) -> None:
+    checkpoint = load_latest(cached_run("feddyn").folder.checkpoints)
     assert checkpoint is not None and checkpoint.evaluated is not None
     assert checkpoint.strategy.keys() < checkpoint.served.keys()  # parameters only
     for name, mean in checkpoint.evaluated.items():
@@ -159,7 +165,7 @@ def test_feddyn_serves_mean_plus_h_and_evaluates_the_mean(played: Callable[..., 
 
 def test_feddyns_server_memory_is_the_mean_of_the_clients_states(tmp_path: Path) -> None:
     """Conservation: the server never sees an h_k, yet mean_h = (1/K) sum over all clients of h_k."""
-    check_memory_is_the_mean_of_the_clients_states(play(tmp_path, "feddyn", rounds=6))
+    check_memory_is_the_mean_of_the_clients_states(run_strategy(tmp_path, "feddyn", rounds=6))
 
 
 def check_memory_is_the_mean_of_the_clients_states(done: Run) -> None:
@@ -188,8 +194,8 @@ def test_buffers_and_received_zeros_get_no_sign_term(tmp_path: Path) -> None:
         "server": {"cohort_size": 1},
         "client": {"local_epochs": 1, "batch_size": 2000, "optimizer": {"momentum": 0.0}},
     }
-    plain = served(play(tmp_path, "fedavg", **one_step))
-    signed = served(play(tmp_path, {"name": "fedsign", "gamma": 0.1}, **one_step))
+    plain = served(run_strategy(tmp_path, "fedavg", **one_step))
+    signed = served(run_strategy(tmp_path, {"name": "fedsign", "gamma": 0.1}, **one_step))
     moved = {name for name in plain if not torch.equal(plain[name], signed[name])}
     zeros = {name for name in plain if name.endswith(("running_mean", "running_var", "num_batches_tracked"))}
     biases = {name for name in plain if name.endswith("bias") and name.split(".")[0] in {"2", "6"}}

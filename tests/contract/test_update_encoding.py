@@ -122,8 +122,8 @@ def test_what_cannot_be_coded_is_its_own_clients_failure(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode_with(monkeypatch, Broken())
-    played = run(tree(tmp_path, strategy, rounds=1, server={"cohort_size": 6}))
-    (line,) = played.rounds
+    done = run(tree(tmp_path, strategy, rounds=1, server={"cohort_size": 6}))
+    (line,) = done.rounds
     reasons = {each["client"]: each["reason"] for each in line["failures"]}
     assert sorted(reasons) == [1, 2, 3, 4, 5] and line["num_replies"] == 1
     assert "Broken.encode failed: RuntimeError: no memory left" in reasons[1]
@@ -131,7 +131,7 @@ def test_what_cannot_be_coded_is_its_own_clients_failure(
     assert "is float32[1, 2, 3]" in reasons[3]
     assert "lie outside of the tensor" in reasons[4]
     assert "Broken.encode failed: TypeError: what it returned is no dict of tensors" in reasons[5]
-    written = map(json.loads, (played.path / "failures.jsonl").read_text().splitlines())
+    written = map(json.loads, (done.path / "failures.jsonl").read_text().splitlines())
     details = {each["partition"]: each["details"] for each in written}
     assert all(("Traceback" in details[client]) is (client in (1, 2, 5)) for client in reasons)
 

@@ -42,7 +42,7 @@ def node_of(config: ExperimentConfig, partition: int, states: Path) -> Node:
     return lambda message: APP(message, context)
 
 
-def play(
+def run_with(
     config: ExperimentConfig,
     folder: RunFolder,
     nodes: Sequence[Node],
@@ -62,4 +62,4 @@ def over_flowers_transport(
     """The run with the project's ClientApp; `before` a round something may happen to the clients' disk."""
     config, folder = from_dict(experiment), RunFolder(root / "transported")
     nodes = [node_of(config, partition, folder.clients) for partition in range(config.partition.num_clients)]
-    return play(config, folder, nodes, before=lambda round: before(round, folder.clients))
+    return run_with(config, folder, nodes, before=lambda round: before(round, folder.clients))

@@ -122,7 +122,7 @@ def test_the_picture_is_a_file_of_the_kind_that_its_name_says(suffix: str, tmp_p
 
 def test_a_name_of_another_kind_is_refused_before_data_is_read() -> None:
     with pytest.raises(ConfigError, match=r"--out split\.gif .* \.svg, \.pdf, \.png, \.html"):
-        partition_view.look(Path("no such file.toml"), [], Path("split.gif"))
+        partition_view.inspect(Path("no such file.toml"), [], Path("split.gif"))
 
 
 def test_the_command_draws_into_the_current_folder_and_json_draws_nothing(
@@ -142,5 +142,5 @@ def test_the_command_draws_into_the_current_folder_and_json_draws_nothing(
 
 def test_what_cannot_be_split_is_the_partitions_own_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="says who owns each sample"):
-        partition_view.look(None, ["partition.name=natural"], tmp_path / "x.svg")
+        partition_view.inspect(None, ["partition.name=natural"], tmp_path / "x.svg")
     assert not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkStat
 from flwr.superlink.main import create_app
 
 from fedsign.errors import EngineError
-from fedsign.flower.pulling import Asked
+from fedsign.flower.pulling import Requests
 from fedsign.storage.results import RunFolder
 from simulations.deployment import keys, progress, provision, start
 from simulations.deployment.check import check_site
@@ -156,9 +156,9 @@ def test_status_shows_the_runs_the_sites_and_who_is_waited_for(
         run.append("members.jsonl", {"round": 2, "site": "a", "event": event, "why": "because"})
     run.append("failures.jsonl", {"round": 2, "partition": 0, "reason": "site a: late", "details": ""})
     served.was_killed(still_believed_s=60)
-    told(Asked("train", 3, [0, 1]), [0, 1])
+    told(Requests("train", 3, [0, 1]), [0, 1])
     with run.locked():
-        told(Asked("train", 3, [0, 1]), [0])
+        told(Requests("train", 3, [0, 1]), [0])
         found = status_of(federation)
     assert found["is_up"] and f"process {os.getpid()} at {federation.local_address} since" in found["superlink"]
     assert found["certificate"].startswith("until ")

@@ -369,7 +369,7 @@ def test_the_default_is_a_local_deployment() -> None:
 
 
 def bits(run: Path, folder: Path) -> dict[str, bytes]:
-    """All that should not depend on where it was played; clients' states lie in the kits there, in a database here."""
+    """All that should not depend on where it ran; clients' states lie in the kits there, in a database here."""
     checkpoint = run / "checkpoints" / f"round-{ROUNDS:06d}"
     paths = [run / "rounds.jsonl", run / "model.safetensors", *checkpoint.glob("*.safetensors")]
     found = {str(path.relative_to(run)): path.read_bytes() for path in paths}

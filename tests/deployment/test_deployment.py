@@ -34,7 +34,7 @@ from simulations.deployment import check, keys, membership, provision
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import Gate, may_pass
 from simulations.deployment.keys import Certified, ends_at, general_name, issue, make_authority, validity
-from simulations.deployment.probe import AwayError, ServerError, look_at_server
+from simulations.deployment.probe import AwayError, ServerError, probe_server
 from simulations.deployment.running import end, free_port, is_alive, record_this_process, recorded, with_descendants
 from simulations.deployment.startup_kits import open_startup_kit
 
@@ -322,10 +322,10 @@ def test_a_site_says_what_is_wrong_with_a_servers_certificate(
     with https_server(issue(authority, HOSTS, lifetime=lifetime), tmp_path) as port:
         if says:
             with pytest.raises(ServerError, match=says) as caught:
-                look_at_server(host, port, authority=tmp_path / "ca.pem")
+                probe_server(host, port, authority=tmp_path / "ca.pem")
             assert not isinstance(caught.value, AwayError)
         else:
-            seen = look_at_server(host, port, authority=tmp_path / "ca.pem")
+            seen = probe_server(host, port, authority=tmp_path / "ca.pem")
             assert abs(seen.ahead_s) <= check.AHEAD_S
             assert seen.certificate_ends is not None
 
@@ -333,7 +333,7 @@ def test_a_site_says_what_is_wrong_with_a_servers_certificate(
 def test_a_server_that_is_not_there_is_worth_another_try(tmp_path: Path, authority: Certified) -> None:
     (tmp_path / "ca.pem").write_bytes(authority.certificate)
     with pytest.raises(AwayError, match="nothing answers"):
-        look_at_server("127.0.0.1", 1, authority=tmp_path / "ca.pem")
+        probe_server("127.0.0.1", 1, authority=tmp_path / "ca.pem")
 
 
 @pytest.mark.needs("sharding")
@@ -365,7 +365,7 @@ def test_a_kit_without_the_cas_certificate_is_not_taken_for_a_server_that_is_awa
     with pytest.raises(
         ServerError, match=r"ca\.pem is no CA's certificate that can be read .* unpack the kit again"
     ) as caught:
-        look_at_server("127.0.0.1", 1, authority=kit.trusted)
+        probe_server("127.0.0.1", 1, authority=kit.trusted)
     assert not isinstance(caught.value, AwayError)
 
 

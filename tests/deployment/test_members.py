@@ -40,7 +40,7 @@ from fedsign.flower import nodes, partition_grid, wire
 from fedsign.flower.nodes import SiteHooks
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import LATE
-from fedsign.storage.results import Record, RunFolder, read_lines
+from fedsign.storage.results import Record, RunFolder, read_records
 from fedsign.versions import versions
 from fedsign.workload import Workload
 from simulations import run
@@ -517,14 +517,14 @@ def site(started: Started, name: str, config: ExperimentConfig, states: Path, **
     return started.link.start(own.public_key, with_versions)
 
 
-def play(
+def run_federation(
     started: Started, config: ExperimentConfig, folder: RunFolder, before: dict[int, Callable[[], object]] | None = None
 ) -> None:
     """What the ServerApp does; before a round something may happen."""
     to_do = dict(before or {})
     started.link.before = lambda: (to_do.pop(len(folder.rounds()) + 1, lambda: None)(), None)[1]
     with intra_op_threads(1):
-        server_app._play(started.link.grid, config.to_toml(), folder, name="a-run")
+        server_app._run(started.link.grid, config.to_toml(), folder, name="a-run")
 
 
 def missing(config: ExperimentConfig, root: Path, absent: dict[int, set[int]]) -> RunFolder:
@@ -541,7 +541,7 @@ def missing(config: ExperimentConfig, root: Path, absent: dict[int, set[int]]) -
 
         return answer
 
-    return transported.play(config, RunFolder(root / "missing"), [but(partition) for partition in range(3)])
+    return transported.run_with(config, RunFolder(root / "missing"), [but(partition) for partition in range(3)])
 
 
 def lines(folder: RunFolder) -> list[Record]:
@@ -550,7 +550,7 @@ def lines(folder: RunFolder) -> list[Record]:
 
 
 def events(folder: RunFolder) -> list[tuple[int, str, str]]:
-    return [(line["round"], line["site"], line["event"]) for line in read_lines(folder.path / "members.jsonl")]
+    return [(line["round"], line["site"], line["event"]) for line in read_records(folder.path / "members.jsonl")]
 
 
 def assert_same(folder: RunFolder, other: RunFolder) -> None:
@@ -571,7 +571,7 @@ def test_a_run_starts_without_an_absent_site_and_takes_it_in_when_it_comes(
     for name in ("alpha", "beta"):
         site(started, name, config, tmp_path / "states")
 
-    play(started, config, folder_of_run, {3: lambda: site(started, "gamma", config, tmp_path / "states")})
+    run_federation(started, config, folder_of_run, {3: lambda: site(started, "gamma", config, tmp_path / "states")})
     assert events(folder_of_run) == [(1, "gamma", "absent"), (3, "gamma", "joined")]
     assert_same(folder_of_run, missing(config, tmp_path, {1: {2}, 2: {2}}))
 
@@ -587,7 +587,9 @@ def test_a_run_starts_without_a_site_that_is_unplugged_during_the_roll_call(
     silent = started.link.start(started.federation.site("beta").public_key, lambda message: None)
     unplugged = started.link.state.nodes[silent]
     began_at = time.monotonic()
-    play(started, config, folder_of_run, {1: lambda: setattr(unplugged, "online_until", time.time() + believed)})
+    run_federation(
+        started, config, folder_of_run, {1: lambda: setattr(unplugged, "online_until", time.time() + believed)}
+    )
     assert time.monotonic() - began_at < 10
     assert events(folder_of_run) == [(1, "beta", "absent")]
     assert_same(folder_of_run, missing(config, tmp_path, {1: {1}, 2: {1}}))
@@ -602,7 +604,7 @@ def test_a_site_that_leaves_and_comes_back_is_noted_and_used_again(
         2: lambda: started.link.stop(at["beta"]),
         4: lambda: site(started, "beta", config, tmp_path / "states"),
     }
-    play(started, config, folder_of_run, changes)
+    run_federation(started, config, folder_of_run, changes)
     assert events(folder_of_run) == [(2, "beta", "left"), (4, "beta", "joined")]
     assert_same(folder_of_run, missing(config, tmp_path, {2: {1}, 3: {1}}))
 
@@ -620,7 +622,7 @@ def test_sites_that_are_revoked_in_a_run_are_noted_and_the_others_replies_are_no
             federation = provision.revoke(federation, name)
             started.link.state.delete_node(NOOP_FLWR_AID, at[name])
 
-    play(started, config, folder_of_run, {2: revoke})
+    run_federation(started, config, folder_of_run, {2: revoke})
     assert events(folder_of_run) == [(2, "alpha", "revoked"), (2, "gamma", "revoked")]
     assert_same(folder_of_run, missing(config, tmp_path, {2: {0, 2}}))
 
@@ -632,7 +634,7 @@ def test_a_run_whose_site_was_revoked_is_resumed_on_a_server_that_was_killed(
     config = experiment(started, tmp_path)
     for name in NAMES:
         site(started, name, config, tmp_path / "states")
-    play(started, config.replace(rounds=2), folder_of_run)
+    run_federation(started, config.replace(rounds=2), folder_of_run)
     folder_of_run.append("members.jsonl", {"round": 3, "site": "alpha", "event": "left", "why": ""})
     federation = provision.revoke(started.federation, "beta")
     _check_fits(federation, num_clients=3, min_replies=2)
@@ -647,7 +649,7 @@ def test_a_run_whose_site_was_revoked_is_resumed_on_a_server_that_was_killed(
             link.register(each.name, each.public_key)
             site(again, each.name, config, tmp_path / "states")
         began_at = time.monotonic()
-        play(again, config.replace(**{"engine.start_timeout_s": 30.0}), folder_of_run)
+        run_federation(again, config.replace(**{"engine.start_timeout_s": 30.0}), folder_of_run)
     assert time.monotonic() - began_at < 10, "a revoked site is not waited for"
     assert events(folder_of_run) == [(3, "alpha", "left"), (3, "beta", "revoked")], "what happened is not taken back"
     assert_same(folder_of_run, missing(config, tmp_path, {3: {1}, 4: {1}}))
@@ -660,8 +662,8 @@ def test_a_site_of_another_version_is_refused_before_training_and_the_run_goes_o
     site(started, "alpha", config, tmp_path / "states")
     site(started, "beta", config, tmp_path / "states", fedsign="99.0.0")
     site(started, "gamma", config, tmp_path / "states", torch="1.0")
-    play(started, config, folder_of_run)
-    *answers, absent = read_lines(folder_of_run.path / "members.jsonl")  # nodes answer in any order
+    run_federation(started, config, folder_of_run)
+    *answers, absent = read_records(folder_of_run.path / "members.jsonl")  # nodes answer in any order
     assert [(each["site"], each["event"]) for each in sorted(answers, key=itemgetter("site"))] == [
         ("beta", "refused"),
         ("gamma", "remark"),
@@ -687,8 +689,8 @@ def test_a_site_that_takes_anothers_place_and_a_renewed_certificate_are_recorded
 
         provision.renew(grown, [], lifetime=dt.timedelta(days=90))
 
-    play(started, config.replace(rounds=3), folder_of_run, {2: replace_gamma})
-    play(started, config, folder_of_run)  # resumed: the checkpoint says whose states they are
+    run_federation(started, config.replace(rounds=3), folder_of_run, {2: replace_gamma})
+    run_federation(started, config, folder_of_run)  # resumed: the checkpoint says whose states they are
     assert sorted(events(folder_of_run)) == [
         (2, "delta", "joined"),
         (2, "gamma", "revoked"),
@@ -758,7 +760,7 @@ def test_where_a_drawn_site_is_absent_another_one_is_asked(
     config = experiment(started, tmp_path, rounds=8, strategy={"name": strategy}, server=server)
     for name in ("alpha", "beta"):
         site(started, name, config, tmp_path / "states")
-    play(started, config, folder_of_run)
+    run_federation(started, config, folder_of_run)
     records = folder_of_run.rounds()
     assert {line["num_replies"] for line in records} == {cohort_size}
     drawn = [line for line in records if 2 in line["clients"]]
@@ -795,7 +797,7 @@ def test_with_central_privacy_nobody_is_asked_in_the_place_of_an_absent_site(
     config = experiment(started, tmp_path, rounds=4, privacy=privacy, server=server, strategy=strategy)
     for name in ("alpha", "beta"):
         site(started, name, config, tmp_path / "states")
-    play(started, config, folder_of_run)
+    run_federation(started, config, folder_of_run)
     assert {len(line["clients"]) for line in folder_of_run.rounds()} == {2}
 
 
@@ -808,7 +810,7 @@ def test_what_a_site_says_is_cut_and_printable_before_it_is_written(
     key = started.federation.site("beta").public_key
     started.link.start(key, lambda message: wire.failure_reply(loud, message))
     site(started, "gamma", config, tmp_path / "states", torch="1.0\x1b[2J" + 5_000_000 * "9")
-    play(started, config, folder_of_run)
+    run_federation(started, config, folder_of_run)
     for name in ("members.jsonl", "rounds.jsonl", "failures.jsonl"):
         text = (folder_of_run.path / name).read_text(encoding="utf-8")
         assert len(text) < 30_000 and "\\u001b" not in text and "\x1b" not in text, name
@@ -821,7 +823,7 @@ def test_fewer_sites_than_min_replies_are_an_error_that_names_those_that_are_abs
     site(started, "beta", config, tmp_path / "states")
     said = r"2 of 3 partitions .* \(first: alpha, gamma\); start their nodes, or lower server\.min_replies=2\.$"
     with pytest.raises(EngineError, match=said):
-        play(started, config, folder_of_run)
+        run_federation(started, config, folder_of_run)
 
 
 def test_who_is_waited_for_is_named_before_the_wait_is_over(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -858,23 +860,23 @@ def test_a_superlink_that_is_there_and_gives_no_answer_ends_the_command(
     monkeypatch.setattr(superlink_engine, "answers", lambda federation: True)
     submitted = []
 
-    def play(*given: Any, **more: Any) -> None:
+    def submit_and_follow(*given: Any, **more: Any) -> None:
         submitted.append(links[0])
         if len(submitted) == 1:
             links[:] = [2]  # it was started again
         if len(submitted) < 3:
             raise LinkLostError("the SuperLink gave no answer")
 
-    monkeypatch.setattr(superlink_engine, "play", play)
+    monkeypatch.setattr(superlink_engine, "submit_and_follow", submit_and_follow)
     with pytest.raises(LinkLostError, match="gave no answer"):
-        superlink_engine._play_on(
+        superlink_engine._run_on(
             started.federation, experiment(started, tmp_path), folder_of_run, lambda line: None, patience_s=1
         )
     assert submitted == [1, 2]
     assert events(folder_of_run) == [(1, "SuperLink", "restarted")]
 
 
-def test_a_serverapp_of_a_run_that_was_submitted_again_plays_nothing(
+def test_a_serverapp_of_a_run_that_was_submitted_again_does_nothing(
     started: Started, folder_of_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the SuperLink starts both tasks after it was started again."""
@@ -885,11 +887,11 @@ def test_a_serverapp_of_a_run_that_was_submitted_again_plays_nothing(
     for number in range(2):
         app = write_submission(config, folder_of_run)
         told[number] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    played: list[str] = []
-    monkeypatch.setattr(server_app, "_play", lambda grid, config, folder, *, name: played.append(name))
+    begun: list[str] = []
+    monkeypatch.setattr(server_app, "_run", lambda grid, config, folder, *, name: begun.append(name))
     for number in range(2):
         server_app.main(started.link.grid, make_context(0, node_config={}, run_config=told[number]))
-        assert len(played) == number
+        assert len(begun) == number
         assert (folder_of_run.path / "served.json").exists() == bool(number)
 
 

@@ -116,43 +116,43 @@ def test_whoever_is_unplugged_killed_or_revoked_the_run_is_the_one_without_those
             wait_until(partial(is_fit, machines, site), timeout_s=120)
             sites[site] = Kept(machines, site, f"{site}/start.sh", stack)
         refuse_what_only_the_server_may(machines)
-        game = Game(machines, num_rounds=4 * len(moments))
+        gated = GatedRun(machines, num_rounds=4 * len(moments))
 
-        game.start(stack, unplugged_after_s=rng.uniform(0, 5))
+        gated.start(stack, unplugged_after_s=rng.uniform(0, 5))
         for moment in moments:
-            game.play_until("leipzig")
-            game.play_unplugged(moment, rng)
+            gated.run_until("leipzig")
+            gated.run_unplugged(moment, rng)
         sites["berlin"].kill()
-        game.play(without="berlin")
+        gated.run_round(without="berlin")
         sites["berlin"].start()
-        game.play_until("berlin")
+        gated.run_until("berlin")
         done = machines.call("server", *FEDSIGN, "deploy", "revoke", "hamburg", "--folder", "federation")
         assert done.returncode == 0, done.stderr
-        game.play(without="hamburg")
+        gated.run_round(without="hamburg")
 
         server.kill()
         server.start()
-        game.play_roll_call(unplugged_after_s=rng.uniform(0, 5), without="hamburg")
-        for _ in range(game.num_left - 1):
-            game.play(without="hamburg")
-        assert game.run is not None and game.play(without="hamburg") and game.run.wait(60) == 0, game.said
+        gated.run_roll_call(unplugged_after_s=rng.uniform(0, 5), without="hamburg")
+        for _ in range(gated.num_left - 1):
+            gated.run_round(without="hamburg")
+        assert gated.run is not None and gated.run_round(without="hamburg") and gated.run.wait(60) == 0, gated.said
 
     assert len(moments) + 2 == 10
-    collecting = {line["round"]: line["train_s"] for line in game.folder.timings()} | game.took_s
+    collecting = {line["round"]: line["train_s"] for line in gated.folder.timings()} | gated.took_s
     assert max(collecting.values()) < ROUND_TIMEOUT_S + GRACE_S, collecting
-    found = {round: game.failed(round) for round in range(1, game.num_rounds + 1)}
-    for round, clients in game.missing.items():
+    found = {round: gated.failed(round) for round in range(1, gated.num_rounds + 1)}
+    for round, clients in gated.missing.items():
         may_be_late = {
             SITES.index("leipzig"),
             SITES.index("berlin"),
         }  # whose cable is slow; who was killed, and comes back
         assert clients <= found[round] <= clients | may_be_late, (round, found)
     assert all(
-        SITES.index("hamburg") not in found[round] for round, clients in game.missing.items() if 1 not in clients
+        SITES.index("hamburg") not in found[round] for round, clients in gated.missing.items() if 1 not in clients
     )
     assert len([round for round, clients in found.items() if SITES.index("berlin") in clients]) < 4
-    other = missing(from_dict({**EXPERIMENT, "rounds": game.num_rounds}), machines.folder, found)
-    assert_same(game.folder, other)
+    other = missing(from_dict({**EXPERIMENT, "rounds": gated.num_rounds}), machines.folder, found)
+    assert_same(gated.folder, other)
 
 
 class Kept:
@@ -174,7 +174,7 @@ class Kept:
         self._process.wait()
 
 
-class Game:
+class GatedRun:
     """The run, whose rounds begin when the test says so.
 
     `missing`: round -> partitions whose replies cannot have come; `took_s`: round -> seconds since the test said so.
@@ -185,7 +185,7 @@ class Game:
         self.missing: dict[int, set[int]] = {}
         self.took_s: dict[int, float] = {}
         self.run: subprocess.Popen[bytes] | None = None
-        self._played = 0
+        self._round = 0
 
     @property
     def folder(self) -> RunFolder:
@@ -194,7 +194,7 @@ class Game:
 
     @property
     def num_left(self) -> int:
-        return self.num_rounds - self._played
+        return self.num_rounds - self._round
 
     @property
     def said(self) -> str:
@@ -206,28 +206,28 @@ class Game:
         settings |= {"engine.name": "superlink", "engine.federation": "federation", "engine.start_timeout_s": 25}
         self.run = self._machines.start("server", *FEDSIGN, "run", *as_options({**flat(EXPERIMENT), **settings}))
         stack.callback(stop, self.run)
-        self.play_roll_call(unplugged_after_s=unplugged_after_s)
+        self.run_roll_call(unplugged_after_s=unplugged_after_s)
 
-    def play_roll_call(self, *, unplugged_after_s: float, without: str = "") -> None:
+    def run_roll_call(self, *, unplugged_after_s: float, without: str = "") -> None:
         """One round after a roll call, during which leipzig is unplugged."""
         time.sleep(unplugged_after_s)
         self._machines.network.unplug("leipzig")
-        self.play(without="leipzig", and_without=without)
-        del self.took_s[self._played]  # which was said before the run was up
+        self.run_round(without="leipzig", and_without=without)
+        del self.took_s[self._round]  # which was said before the run was up
         self._plug_in()
 
-    def play(self, *, without: str = "", and_without: str = "") -> bool:
+    def run_round(self, *, without: str = "", and_without: str = "") -> bool:
         """One round."""
         self._open(without, and_without)
-        self._wait_until_played()
+        self._wait_for_round()
         return True
 
-    def play_until(self, site: str) -> None:
+    def run_until(self, site: str) -> None:
         """Rounds, until a site that was away has replied in one."""
         self.wait_for(site)
         for _ in range(8):
-            self.play()
-            if SITES.index(site) not in self.failed(self._played):
+            self.run_round()
+            if SITES.index(site) not in self.failed(self._round):
                 return
         raise AssertionError(f"{site} does not come back: {self.said}")
 
@@ -235,7 +235,7 @@ class Game:
         """Whose replies were missing."""
         return {each["client"] for each in lines(self._machines)[round - 1]["failures"]}
 
-    def play_unplugged(self, moment: str, rng: np.random.Generator) -> None:
+    def run_unplugged(self, moment: str, rng: np.random.Generator) -> None:
         """One round, in which leipzig is unplugged at this moment, and back at the end."""
         network, part = self._machines.network, rng.uniform(0.1, 0.9) * MODEL_BYTES
         down, up = network.carried("leipzig")
@@ -243,13 +243,13 @@ class Game:
             network.unplug("leipzig")
         self._open("leipzig")
         least = {"download": (part, 0), "training": (MODEL_BYTES, 0), "upload": (0, part)}
-        while moment in least and len(lines(self._machines)) < self._played:
+        while moment in least and len(lines(self._machines)) < self._round:
             carried = network.carried("leipzig")
             if carried[0] - down >= least[moment][0] and carried[1] - up >= least[moment][1]:
                 break
             time.sleep(0.01)
         network.unplug("leipzig")
-        self._wait_until_played()
+        self._wait_for_round()
         self._plug_in()
 
     def wait_for(self, site: str) -> None:
@@ -257,18 +257,18 @@ class Game:
         wait_until(partial(is_online, self._machines, site), timeout_s=60)
 
     def _open(self, *without: str) -> None:
-        self._played += 1
-        self.missing[self._played] = {SITES.index(site) for site in without if site}
-        (self._machines.disk("server") / f"go-{self._played}").touch()
+        self._round += 1
+        self.missing[self._round] = {SITES.index(site) for site in without if site}
+        (self._machines.disk("server") / f"go-{self._round}").touch()
         self._began_at = time.monotonic()
 
-    def _wait_until_played(self) -> None:
-        def is_played() -> bool:
+    def _wait_for_round(self) -> None:
+        def is_recorded() -> bool:
             assert self.run is not None and (self.run.poll() is None or self.num_left == 0), self.said
-            return len(lines(self._machines)) >= self._played
+            return len(lines(self._machines)) >= self._round
 
-        wait_until(is_played, timeout_s=240)
-        self.took_s[self._played] = time.monotonic() - self._began_at
+        wait_until(is_recorded, timeout_s=240)
+        self.took_s[self._round] = time.monotonic() - self._began_at
 
     def _plug_in(self) -> None:
         """And wait until what was left of the last round has been said."""

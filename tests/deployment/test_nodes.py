@@ -32,7 +32,7 @@ from simulations.deployment.engine.server_app import label_counts
 from simulations.deployment.engine.submission import write_submission
 from simulations.deployment.startup_kits import open_startup_kit
 from tests.contract.contexts import make_context
-from tests.contract.transported import grid_of, play
+from tests.contract.transported import grid_of, run_with
 from tests.deployment.test_sites import NUM_SITES, tree, write_site
 from tests.unit.test_flower_room import Deployment
 
@@ -85,20 +85,20 @@ def sites_of(config: ExperimentConfig, root: Path, roots: list[str], **own: Any)
 
 
 @pytest.fixture(scope="module")
-def played(roots: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run(tree(tmp_path_factory.mktemp("played"), roots, strategy={"name": "feddyn"}))
+def reference(roots: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(tree(tmp_path_factory.mktemp("run"), roots, strategy={"name": "feddyn"}))
 
 
-def test_sites_at_nodes_give_the_bits_of_the_run_in_process(played: Run, roots: list[str], tmp_path: Path) -> None:
+def test_sites_at_nodes_give_the_bits_of_the_run_in_process(reference: Run, roots: list[str], tmp_path: Path) -> None:
     config = deployed(tmp_path, roots, strategy={"name": "feddyn"})
-    folder = play(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots))
+    folder = run_with(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots))
     for name in ("rounds.jsonl", "sites.jsonl", "model.safetensors"):
-        assert (folder.path / name).read_bytes() == (played.path / name).read_bytes()
+        assert (folder.path / name).read_bytes() == (reference.path / name).read_bytes()
 
 
 def test_states_lie_where_the_node_says_and_never_where_the_server_does(roots: list[str], tmp_path: Path) -> None:
     config = deployed(tmp_path, roots, strategy={"name": "feddyn"}, server={"cohort_size": NUM_SITES})
-    play(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots))
+    run_with(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots))
     for k in range(NUM_SITES):
         assert list((tmp_path / f"disk {k}" / "a-run").rglob("round-000002.safetensors"))
     assert not (tmp_path / "foreign").exists()
@@ -263,7 +263,7 @@ def test_a_traceback_stays_at_the_node_unless_the_node_shares_it(
 ) -> None:
     config = deployed(tmp_path, roots, metrics=["accuracy", f"{__name__}:with_a_secret"], rounds=1)
     with caplog.at_level(logging.ERROR, logger="fedsign"):
-        folder = play(
+        folder = run_with(
             config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots, **{"share-details": shares})
         )
     (failure,) = map(json.loads, (folder.path / "failures.jsonl").read_text().splitlines())

@@ -74,8 +74,8 @@ def site_lines(done: Run) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def played(roots: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run(tree(tmp_path_factory.mktemp("played"), roots))
+def reference(roots: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(tree(tmp_path_factory.mktemp("run"), roots))
 
 
 def test_a_client_trains_on_what_its_site_holds_and_on_nothing_else(roots: list[str], tmp_path: Path) -> None:
@@ -104,23 +104,23 @@ def test_a_server_of_a_deployment_reads_no_sites_data_even_where_it_could(tmp_pa
 
 
 def test_loss_and_accuracy_of_the_sites_are_those_of_the_union_of_their_test_samples(
-    played: Run, roots: list[str]
+    reference: Run, roots: list[str]
 ) -> None:
     """mean over sites by n_k of the mean over their n_k samples = the mean over all samples."""
-    work = Workload(played.config)
+    work = Workload(reference.config)
     parts = [npz(0, path=f"{root}/data.npz", class_names=tuple(CLASS_NAMES)).test for root in roots]
     features = torch.cat([part.features for part in parts if isinstance(part, Samples)])
     targets = torch.cat([part.targets for part in parts])
-    outputs = played.model()(features)
-    last = played.rounds[-1]
+    outputs = reference.model()(features)
+    last = reference.rounds[-1]
     assert last["loss"] == pytest.approx(work.task.loss(outputs, targets).item(), rel=1e-6)
     assert last["accuracy"] == pytest.approx(accuracy(outputs, targets), rel=1e-12)
 
 
-def test_a_rounds_figures_are_the_means_of_the_sites_lines_by_samples(played: Run) -> None:
-    lines = site_lines(played)
+def test_a_rounds_figures_are_the_means_of_the_sites_lines_by_samples(reference: Run) -> None:
+    lines = site_lines(reference)
     assert [line["round"] for line in lines] == [1, 2]
-    for line, told in zip(lines, played.rounds, strict=True):
+    for line, told in zip(lines, reference.rounds, strict=True):
         assert [site["client"] for site in line["sites"]] == [0, 1, 2]
         assert [site["name"] for site in line["sites"]] == ["clinic 0", "clinic 1", "clinic 2"]
         assert [site["num_test"] for site in line["sites"]] == [size // 5 for size in SIZES]
@@ -132,22 +132,22 @@ def test_a_rounds_figures_are_the_means_of_the_sites_lines_by_samples(played: Ru
 
 @pytest.mark.needs("workers")
 @pytest.mark.slow
-def test_workers_give_the_same_bits(played: Run, roots: list[str], tmp_path: Path) -> None:
+def test_workers_give_the_same_bits(reference: Run, roots: list[str], tmp_path: Path) -> None:
     done = run(tree(tmp_path, roots, engine={"workers": 2}))
     for name in ("rounds.jsonl", "sites.jsonl"):
-        assert (done.path / name).read_bytes() == (played.path / name).read_bytes()
+        assert (done.path / name).read_bytes() == (reference.path / name).read_bytes()
 
 
-def test_a_run_is_resumed_to_the_same_lines(played: Run, roots: list[str], tmp_path: Path) -> None:
+def test_a_run_is_resumed_to_the_same_lines(reference: Run, roots: list[str], tmp_path: Path) -> None:
     half = run(tree(tmp_path, roots, rounds=1))
     done = run({"rounds": 2}, resume=half.path)
     for name in ("rounds.jsonl", "sites.jsonl"):
-        assert (done.path / name).read_bytes() == (played.path / name).read_bytes()
+        assert (done.path / name).read_bytes() == (reference.path / name).read_bytes()
 
 
-def test_the_model_that_sites_evaluate_is_counted_as_traffic(played: Run) -> None:
-    model = sum(4 * parameter.numel() for parameter in played.model().parameters())
-    assert [line["bytes_down"] for line in played.rounds] == [(2 + NUM_SITES) * model] * 2
+def test_the_model_that_sites_evaluate_is_counted_as_traffic(reference: Run) -> None:
+    model = sum(4 * parameter.numel() for parameter in reference.model().parameters())
+    assert [line["bytes_down"] for line in reference.rounds] == [(2 + NUM_SITES) * model] * 2
 
 
 def test_a_number_of_sites_may_evaluate_and_every_round_draws_its_own(roots: list[str], tmp_path: Path) -> None:
@@ -212,14 +212,14 @@ def test_a_reply_without_the_figures_asked_for_or_with_a_loss_of_nan_is_a_failur
         "in evaluation: the reply lacks the figures ['validation_loss', 'validation_accuracy']",
         "in evaluation: its loss is nan",
     ]
-    (line,) = found.lines["sites.jsonl"]["sites"]
+    (line,) = found.records["sites.jsonl"]["sites"]
     assert line == {"client": 0, "name": "a", "num_train": 1, "num_test": 1, "loss": 2.0, "accuracy": 0.5}
 
 
-def test_a_sites_name_is_text_on_the_page_whatever_it_is(played: Run, tmp_path: Path) -> None:
+def test_a_sites_name_is_text_on_the_page_whatever_it_is(reference: Run, tmp_path: Path) -> None:
     hostile = "</table><script>alert(1)</script>\u0000"
-    shutil.copytree(played.path, tmp_path / "run")
-    lines = site_lines(played)
+    shutil.copytree(reference.path, tmp_path / "run")
+    lines = site_lines(reference)
     for line in lines:
         line["sites"][0]["name"] = hostile
     shutil.rmtree(tmp_path / "run" / "checkpoints")  # which count on the lines as they were
@@ -230,7 +230,7 @@ def test_a_sites_name_is_text_on_the_page_whatever_it_is(played: Run, tmp_path: 
     assert "<script>alert" not in page and "&lt;/table&gt;&lt;script&gt;" in page
 
 
-def test_counts_that_all_sites_shared_complete_the_record(played: Run, tmp_path: Path) -> None:
+def test_counts_that_all_sites_shared_complete_the_record(reference: Run, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     private = {"class_names": CLASS_NAMES, "counts": [], "counts_are_private": True, "num_clients": 2}
     folder.write_json("partition.json", private)
@@ -257,15 +257,15 @@ def test_a_site_that_fails_to_evaluate_is_a_failure_and_the_round_goes_on(roots:
     assert "Traceback" in first["details"]  # in process nothing is a secret
 
 
-def test_the_page_shows_each_site(played: Run) -> None:
-    page = write_report(played.folder).read_text(encoding="utf-8")
+def test_the_page_shows_each_site(reference: Run) -> None:
+    page = write_report(reference.folder).read_text(encoding="utf-8")
     assert "<h2>Sites</h2>" in page and "Test accuracy at the sites" in page
     for k in range(NUM_SITES):
         assert f'<th scope="row">clinic {k}</th>' in page
 
 
-def test_the_page_says_that_counts_are_private(played: Run, tmp_path: Path) -> None:
-    folder = played.folder
+def test_the_page_says_that_counts_are_private(reference: Run, tmp_path: Path) -> None:
+    folder = reference.folder
     before = folder.partition
     folder.write_json("partition.json", {"class_names": [], "counts": [], "counts_are_private": True, "num_clients": 3})
     try:
@@ -359,13 +359,13 @@ def rows(seed: int, *, root: str = ".", class_names: tuple[str, ...] = (), lazy_
 
 @pytest.mark.parametrize("lazy_above", [0, 30])
 def test_samples_may_be_fetched_batch_by_batch_at_some_sites_or_all(
-    lazy_above: int, played: Run, roots: list[str], tmp_path: Path
+    lazy_above: int, reference: Run, roots: list[str], tmp_path: Path
 ) -> None:
     own = {"name": f"{__name__}:rows", "class_names": CLASS_NAMES, "lazy_above": lazy_above}
     done = run(tree(tmp_path, roots, data=own))
     assert isinstance(Workload(done.config).dataset.train, LazySamples)
     for name in ("rounds.jsonl", "sites.jsonl"):
-        assert (done.path / name).read_bytes() == (played.path / name).read_bytes()
+        assert (done.path / name).read_bytes() == (reference.path / name).read_bytes()
 
 
 def unnamed(seed: int, *, root: str = ".", class_names: tuple[str, ...] = ()) -> Dataset:

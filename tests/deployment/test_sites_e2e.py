@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def play(folder: Path, engine: str) -> Path:
+def run_on(folder: Path, engine: str) -> Path:
     root = folder / f"runs-{engine}"
     chosen = settings(
         rounds=2,
@@ -53,7 +53,7 @@ def play(folder: Path, engine: str) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Path:
-    return play(folder, "in_process")
+    return run_on(folder, "in_process")
 
 
 @pytest.mark.engines
@@ -62,7 +62,7 @@ def reference(folder: Path) -> Path:
 def test_sites_give_the_bits_of_the_run_in_process_and_keep_to_themselves_what_is_theirs(
     folder: Path, reference: Path, engine: str
 ) -> None:
-    done = play(folder, engine)
+    done = run_on(folder, engine)
     for name in ("rounds.jsonl", "sites.jsonl", "model.safetensors"):
         assert (done / name).read_bytes() == (reference / name).read_bytes(), name
     failures = [json.loads(line) for line in (done / "failures.jsonl").read_text().splitlines()]

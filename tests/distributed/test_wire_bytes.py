@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 RANKS, ACCUMULATE, STEPS = 4, 2, 3
 HEADERS = 14 + 20 + 32
 MORE = 1.02
-PLAYERS = ("NNN", "NNN flat", "NGG flat", "GGG flat", "GGG", "IIG", "NII", "NIG", "III")
+COMPETITORS = ("NNN", "NNN flat", "NGG flat", "GGG flat", "GGG", "IIG", "NII", "NIG", "III")
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def net() -> Iterator[Cable]:
         pytest.skip(f"no cable can be laid here: {error}")
 
 
-def planned(player: str, host: int) -> int:
+def planned(competitor: str, host: int) -> int:
     """Bytes that a machine's ranks send to the other one in all steps."""
-    name, _, rings = player.partition(" ")
+    name, _, rings = competitor.partition(" ")
     flats = [Flat(numel=WIDTH * WIDTH, itemsize=4, is_trainable=True)] * LAYERS
     total = 0
     for rank in range(host * PER_GROUP, (host + 1) * PER_GROUP):
@@ -65,14 +65,14 @@ def planned(player: str, host: int) -> int:
 
 
 def counted(net: Cable, folder: Path) -> list[dict[str, list[int]]]:
-    """Of each machine: bytes and segments of every player."""
+    """Of each machine: bytes and segments of every competitor."""
     settings = folder / "settings.json"
     given = {
         "meeting": f"file://{folder}/meeting",
         "ranks": RANKS,
         "accumulate": ACCUMULATE,
         "steps": STEPS,
-        "players": PLAYERS,
+        "competitors": COMPETITORS,
     }
     settings.write_text(json.dumps(given), encoding="utf-8")
     environment = os.environ | {"GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"}
@@ -96,12 +96,12 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def ratios(net: Cable, folder: Path) -> dict[tuple[str, int], float]:
-    """Payload bytes that the kernel counted over the planned ones, of every player and machine."""
+    """Payload bytes that the kernel counted over the planned ones, of every competitor and machine."""
     folder.mkdir()
     return {
-        (player, host): (num_bytes - HEADERS * num_segments) / planned(player, host)
-        for host, players in enumerate(counted(net, folder))
-        for player, (num_bytes, num_segments) in players.items()
+        (competitor, host): (num_bytes - HEADERS * num_segments) / planned(competitor, host)
+        for host, competitors in enumerate(counted(net, folder))
+        for competitor, (num_bytes, num_segments) in competitors.items()
     }
 
 

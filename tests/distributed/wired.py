@@ -15,9 +15,9 @@ from benchmarks.alone.paro_rank import batches, take_step
 from benchmarks.alone.shaped import sent
 
 
-def crossed(player: str, *, rank: int, accumulate: int, steps: int) -> list[int]:
+def crossed(competitor: str, *, rank: int, accumulate: int, steps: int) -> list[int]:
     """Bytes and segments that this rank's machine sends in so many steps, after one that opens all connections."""
-    made, own = COMPETITORS[player](), batches(rank, accumulate)
+    made, own = COMPETITORS[competitor](), batches(rank, accumulate)
     take_step(made, own)
     dist.barrier()
     before = sent()
@@ -29,13 +29,13 @@ def crossed(player: str, *, rank: int, accumulate: int, steps: int) -> list[int]
 
 
 def main(path: Path, rank: int) -> None:
-    """Each player in turn; what was counted goes to a file."""
+    """Each competitor in turn; what was counted goes to a file."""
     given = json.loads(path.read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=given["meeting"], rank=rank, world_size=given["ranks"])
     found = {
-        player: crossed(player, rank=rank, accumulate=given["accumulate"], steps=given["steps"])
-        for player in given["players"]
+        competitor: crossed(competitor, rank=rank, accumulate=given["accumulate"], steps=given["steps"])
+        for competitor in given["competitors"]
     }
     path.with_name(f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()

@@ -248,9 +248,9 @@ def write_modules(page: str, folder: Path) -> None:
             (folder / f"{name}.py").write_text(source, encoding="utf-8")
 
 
-# Which test plays which commands, as they stand or made short; a command that is in no row has its cost beside it.
+# Which test runs which commands, as they stand or made short; a command that is in no row has its cost beside it.
 _RUN = r"fedsign run( --set \S+)+"
-PLAYED: tuple[tuple[str, str, str], ...] = (  # pages, commands, the file of the test
+COVERED: tuple[tuple[str, str, str], ...] = (  # pages, commands, the file of the test
     (
         r".*",
         r"fedsign (list|runs|run( experiment\.toml| --show-config| --resume (RUN|runs/fed\S+))?)",
@@ -291,17 +291,17 @@ def is_short_run(command: Command) -> bool:
     elsewhere = any(
         each in command.text for each in ("engine.name=", "callbacks=", "data.name=mydata", "rounds=400", "sharding")
     )
-    return is_run and not elsewhere and played_by(command) is None
+    return is_run and not elsewhere and covered_by(command) is None
 
 
 def is_at_once(command: Command) -> bool:
-    """Whether tests/e2e/test_docs.py plays it as it stands."""
+    """Whether tests/e2e/test_docs.py runs it as it stands."""
     return re.fullmatch(_AT_ONCE, command.text) is not None
 
 
-def played_by(command: Command) -> str | None:
-    """The test that plays it, by the table."""
-    for page, text, test in PLAYED:
+def covered_by(command: Command) -> str | None:
+    """The test that runs it, by the table."""
+    for page, text, test in COVERED:
         if re.fullmatch(page, command.page) and re.fullmatch(text, command.text):
             return test
     return None

@@ -151,8 +151,8 @@ def test_ctrl_c_leaves_with_the_command_that_goes_on(tmp_path: Path) -> None:
     (run,) = tmp_path.glob("runs/*/*")
     assert process.returncode == 130, stderr
     assert stderr == f"stopped; resume with: fedsign run --resume {run.relative_to(tmp_path)}\n"
-    played = len((run / "rounds.jsonl").read_text().splitlines())
-    resumed = fedsign(*shlex.split(stderr)[4:], *settings(rounds=played + 1), folder=tmp_path)
+    completed = len((run / "rounds.jsonl").read_text().splitlines())
+    resumed = fedsign(*shlex.split(stderr)[4:], *settings(rounds=completed + 1), folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
 
 

@@ -46,7 +46,7 @@ class Stop(Callback):
             raise KeyboardInterrupt
 
 
-def play(root: Path, name: str, callbacks: list[Callback]) -> Path:
+def run_in(root: Path, name: str, callbacks: list[Callback]) -> Path:
     with pytest.raises(KeyboardInterrupt) if callbacks else nullcontext():
         run(
             {**EXPERIMENT, **SETTINGS[name], "results": {"root": str(root), "checkpoint_every": 2}}, callbacks=callbacks
@@ -99,8 +99,8 @@ def damage(file: Path, rng: np.random.Generator) -> str:
 def test_whatever_is_flipped_or_cut_no_other_model_or_records_come_out_without_a_word(
     tmp_path: Path, name: str, num_damages: int
 ) -> None:
-    finished = play(tmp_path / "finished", name, [])
-    stopped = play(tmp_path / "stopped", name, [Stop()])
+    finished = run_in(tmp_path / "finished", name, [])
+    stopped = run_in(tmp_path / "stopped", name, [Stop()])
     expected = outcome_of(finished)
     rng = np.random.default_rng(num_damages)
     seen: Counter[str] = Counter()
@@ -130,7 +130,7 @@ def test_whatever_is_flipped_or_cut_no_other_model_or_records_come_out_without_a
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A finished run of FedDyn, and one that was stopped after its second checkpoint."""
     folder = tmp_path_factory.mktemp("both")
-    return play(folder / "finished", "feddyn", []), play(folder / "stopped", "feddyn", [Stop()])
+    return run_in(folder / "finished", "feddyn", []), run_in(folder / "stopped", "feddyn", [Stop()])
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def snippets(page: str, language: str) -> list[str]:
 
 
 def check_one_round(command: str, changes: list[str], root: Path) -> None:
-    """Play `fedsign run --set ...` as a page has it, but for changes that make it one round with two replies."""
+    """Run `fedsign run --set ...` as a page has it, but for changes that make it one round with two replies."""
     words = shlex.split(command)
     overrides = [value for flag, value in pairwise(words) if flag == "--set"]
     assert len(words) == 2 + 2 * len(overrides), "the commands of the page consist of --set KEY=VALUE"

@@ -1,4 +1,4 @@
-"""Every command of the documents can be typed, and either a test plays it or its cost stands beside it."""
+"""Every command of the documents can be typed, and either a test runs it or its cost stands beside it."""
 
 import re
 import sys
@@ -9,7 +9,17 @@ import pytest
 
 from fedsign.capabilities import absent
 from fedsign.errors import FedSignError
-from tests.e2e.commands import PAGES, PLAYED, ROOT, check, commands_of, has_cost, is_short_run, played_by, write_modules
+from tests.e2e.commands import (
+    COVERED,
+    PAGES,
+    ROOT,
+    check,
+    commands_of,
+    covered_by,
+    has_cost,
+    is_short_run,
+    write_modules,
+)
 
 
 @pytest.fixture
@@ -24,20 +34,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_command_is_played_or_its_cost_stands_beside_it(page: str) -> None:
+def test_a_command_is_run_by_a_test_or_its_cost_stands_beside_it(page: str) -> None:
     silent = [
         str(command)
         for command in commands_of(page)
-        if not (has_cost(command) or played_by(command) or is_short_run(command) or "-m venv" in command.text)
+        if not (has_cost(command) or covered_by(command) or is_short_run(command) or "-m venv" in command.text)
     ]
-    assert not silent, "neither played by a test nor marked with what it costs:\n" + "\n".join(silent)
+    assert not silent, "neither run by a test nor marked with what it costs:\n" + "\n".join(silent)
 
 
 @pytest.mark.needs("bilevel", "cohort", "memory", "reproduction", "sharding", "tuning", "workers")
 @pytest.mark.skipif(bool(absent("names")), reason="a capability's tests and pages were deleted with it")
-def test_the_table_of_played_commands_names_tests_and_commands_that_are_there() -> None:
+def test_the_table_of_tested_commands_names_tests_and_commands_that_are_there() -> None:
     everything = [command for page in PAGES for command in commands_of(page)]
-    for page, text, test in PLAYED:
+    for page, text, test in COVERED:
         assert (ROOT / test).exists(), test
         assert any(re.fullmatch(page, each.page) and re.fullmatch(text, each.text) for each in everything), (page, text)
 

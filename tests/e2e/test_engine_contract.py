@@ -1,4 +1,4 @@
-"""Promises of every engine, played on each: a run of five rounds, and one that asks for an unknown client.
+"""Promises of every engine, checked on each: a run of five rounds, and one that asks for an unknown client.
 
 Strategy and objective are user-defined.  A client counts its successful trainings and sends the count beside its model;
 one client raises in its second round and recovers in its third.
@@ -128,7 +128,7 @@ def experiment(folder: Path, name: str, strategy: str, **changes: object) -> lis
     )
 
 
-def played(folder: Path, name: str, *, is_restarted: bool, **engine: object) -> Path:
+def run_in(folder: Path, name: str, *, is_restarted: bool, **engine: object) -> Path:
     "Three rounds, and, if restarted, two more from another process; the run's folder."
     begun = fedsign("run", *experiment(folder, name, "Counting", rounds=3, **engine), folder=folder)
     assert begun.returncode == 0, begun.stderr
@@ -157,7 +157,7 @@ NOT_RAY = [name for name in ENGINES if name != "ray"]  # a run is resumed on Ray
 def run_on(request: pytest.FixtureRequest, user_folder: Path) -> tuple[Path, int]:
     """The run's folder, and how many rounds it has."""
     engine, _, restarted = request.param.partition("-")
-    run = played(user_folder, request.param, is_restarted=bool(restarted), **ENGINES[engine])
+    run = run_in(user_folder, request.param, is_restarted=bool(restarted), **ENGINES[engine])
     return run, 5 if restarted else 3
 
 
@@ -189,7 +189,7 @@ def test_lines_and_model_are_those_of_the_run_in_process(run_on: tuple[Path, int
     run, rounds = run_on
     name = f"reference-{rounds}"
     if not (user_folder / name).exists():
-        played(user_folder, name, is_restarted=rounds > 3)
+        run_in(user_folder, name, is_restarted=rounds > 3)
     (reference,) = (user_folder / name).glob("*/*")
     for file in ("rounds.jsonl", "model.safetensors"):
         assert (run / file).read_bytes() == (reference / file).read_bytes()

@@ -92,7 +92,7 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def played(folder: Path, name: str, *, timeout_s: float = 600, **changes: object) -> list[dict[str, Any]]:
+def lines_of_run(folder: Path, name: str, *, timeout_s: float = 600, **changes: object) -> list[dict[str, Any]]:
     """The lines of a run."""
     root = folder / name
     common: dict[str, object] = {"callbacks": [], "strategy__name": "feddyn", "results__root": root}
@@ -110,7 +110,7 @@ def assert_same_figures(lines: list[dict[str, Any]], expected: list[dict[str, An
 def troubled(folder: Path, name: str, **changes: object) -> list[dict[str, Any]]:
     markers = folder / f"markers-{name}"
     markers.mkdir(exist_ok=True)
-    return played(
+    return lines_of_run(
         folder,
         name,
         rounds=4,
@@ -177,8 +177,8 @@ def test_injected_faults_are_the_same_on_an_engine(user_folder: Path, engine: st
         "seed": 5,
     }
     faults = {f"faults__{kind}_rate": 0.15 for kind in ("crash", "delay", "nan", "drop")} | {"faults__delay_s": 100}
-    here = played(user_folder, f"faulty-in-process-{engine}", **experiment, **faults)
-    there = played(
+    here = lines_of_run(user_folder, f"faulty-in-process-{engine}", **experiment, **faults)
+    there = lines_of_run(
         user_folder,
         f"faulty-{engine}",
         engine__name=engine,
@@ -189,7 +189,9 @@ def test_injected_faults_are_the_same_on_an_engine(user_folder: Path, engine: st
     assert there == here
     reasons = " ".join(failure["reason"] for line in here for failure in line["failures"])
     assert all(word in reasons for word in ("crashed", "was lost", LATE, "NaN"))  # not vacuous
-    without = played(user_folder, f"without-{engine}", **{**experiment, "strategy__name": "trouble:WithoutTheFaulty"})
+    without = lines_of_run(
+        user_folder, f"without-{engine}", **{**experiment, "strategy__name": "trouble:WithoutTheFaulty"}
+    )
     assert_same_figures(here, without)
 
 

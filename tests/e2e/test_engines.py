@@ -29,7 +29,7 @@ ENGINES: dict[str, dict[str, object]] = {
 }
 WORKERS = pytest.param("workers", marks=pytest.mark.needs("workers"))
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign", "scaffold", "anchored:Anchored")  # the last is the user's own
-PLAYED = [
+PAIRS = [
     pytest.param(strategy, engine, marks=pytest.mark.needs(*needed))
     for engine, needed, strategies in (
         ("workers", ["workers"], STRATEGIES),
@@ -57,7 +57,7 @@ def own_strategy() -> str:
     return str(source)
 
 
-def play(folder: Path, strategy: str, **engine: object) -> dict[str, str]:
+def hashes_of_run(folder: Path, strategy: str, **engine: object) -> dict[str, str]:
     """Run it and return the hashes of all that should not depend on the engine."""
     root = folder / f"{strategy.replace(':', '-')}-{uuid.uuid4().hex[:6]}"
     done = fedsign("run", *SMALL, *settings(strategy__name=strategy, results__root=root, **engine), folder=folder)
@@ -92,12 +92,12 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(request: pytest.FixtureRequest, user_folder: Path) -> tuple[str, dict[str, str]]:
     """A strategy and its hashes in process."""
-    return request.param, play(user_folder, request.param)
+    return request.param, hashes_of_run(user_folder, request.param)
 
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize(("reference", "engine"), PLAYED, indirect=["reference"])
+@pytest.mark.parametrize(("reference", "engine"), PAIRS, indirect=["reference"])
 def test_an_engine_gives_the_bits_of_the_run_in_process(
     user_folder: Path, reference: tuple[str, dict[str, str]], engine: str, request: pytest.FixtureRequest
 ) -> None:
@@ -107,10 +107,10 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(
     assert has_client_state == (strategy in {"feddyn", "scaffold", "anchored:Anchored"})
     if engine == "cluster":
         address = request.getfixturevalue("cluster")
-        assert play(user_folder, strategy, engine__name="ray", engine__address=address) == expected
+        assert hashes_of_run(user_folder, strategy, engine__name="ray", engine__address=address) == expected
         assert _listens(address)
     else:
-        assert play(user_folder, strategy, **ENGINES[engine]) == expected
+        assert hashes_of_run(user_folder, strategy, **ENGINES[engine]) == expected
 
 
 @pytest.mark.engines
@@ -125,7 +125,7 @@ def test_a_run_that_goes_on_in_other_processes_ends_with_the_same_bits(user_fold
     (config,) = root.glob("*/*/config.toml")
     resumed = fedsign("run", "--resume", str(config.parent), "--set", f"rounds={ROUNDS}", folder=user_folder)
     assert resumed.returncode == 0, resumed.stderr
-    assert hashes(config.parent) == play(user_folder, "feddyn")
+    assert hashes(config.parent) == hashes_of_run(user_folder, "feddyn")
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +176,8 @@ def _listens(address: str) -> bool:
 @pytest.mark.engines
 @pytest.mark.slow
 def test_flowers_own_strategy_gives_the_same_bits_on_ray(user_folder: Path, cluster: str) -> None:
-    there = play(user_folder, "flower_fedavg", engine__name="ray", engine__address=cluster)
-    assert there == play(user_folder, "flower_fedavg")
+    there = hashes_of_run(user_folder, "flower_fedavg", engine__name="ray", engine__address=cluster)
+    assert there == hashes_of_run(user_folder, "flower_fedavg")
 
 
 def test_the_strategy_of_the_how_to_fits_on_one_page() -> None:
@@ -189,7 +189,7 @@ def test_the_strategy_of_the_how_to_fits_on_one_page() -> None:
 @pytest.mark.slow
 def test_killing_a_run_on_a_superlink_leaves_no_process_and_it_resumes_to_the_same_bits(user_folder: Path) -> None:
     """kill -9 of the command in the middle of round 2 or 3: Flower's processes end, and the run goes on."""
-    expected = play(user_folder, "feddyn")
+    expected = hashes_of_run(user_folder, "feddyn")
     root = user_folder / "killed"
     choice = settings(strategy__name="feddyn", engine__name="superlink", results__root=root)
     command = [sys.executable, "-m", "simulations.cli", "run", *SMALL, *choice]

@@ -78,7 +78,7 @@ class Runs:
         self._announcements: IO[bytes] = process.stdout
         assert self._read() == "ready"
 
-    def play(self, root: Path, strategy: str, resume: Path | None = None) -> list[str]:
+    def run_to_end(self, root: Path, strategy: str, resume: Path | None = None) -> list[str]:
         """Let a run go to its end; returns what it announced."""
         self._start(root, strategy, resume)
         announced = []
@@ -168,7 +168,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dic
     with warm(hash_seed=2) as process:
         for strategy in EXPERIMENTS:
             root = tmp_path_factory.mktemp(strategy)
-            announced = process.play(root, strategy)
+            announced = process.run_to_end(root, strategy)
             found[strategy] = traces(only_run(root)), announced
     return found
 
@@ -223,7 +223,7 @@ def _belongs(what: str, phase: str) -> bool:
 
 def finish(runs: Runs, root: Path, strategy: str) -> dict[str, str]:
     """Resume what was killed, or start afresh beside what is no run yet; returns the traces."""
-    runs.play(root, strategy, resume=only_run(root) if find_runs(root) else None)
+    runs.run_to_end(root, strategy, resume=only_run(root) if find_runs(root) else None)
     return traces(only_run(root))
 
 
@@ -328,7 +328,7 @@ def test_a_run_of_stacks_that_is_killed_resumes_to_the_same_bits(
 def test_a_private_run_that_is_killed_resumes_to_the_same_bits_and_the_same_budget(
     runs: Runs, undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path, step: str
 ) -> None:
-    """The clipping norm and epsilon stand in the lines; rounds that were played before are the same releases."""
+    """The clipping norm and epsilon stand in the lines; rounds that were run before are the same releases."""
     expected, announced = undisturbed[PRIVATE]
     moments = [index for index, what in enumerate(announced) if what == step]
     for place, moment in (("early", moments[1]), ("late", moments[2 * len(moments) // 3])):
@@ -389,7 +389,7 @@ def serve() -> None:
         assert len(list(Path("/proc/self/task").glob("*"))) <= 1, "a process with threads cannot be forked safely"
         pid = os.fork()
         if pid == 0:
-            os._exit(_play(**json.loads(job)))
+            os._exit(_run(**json.loads(job)))
         _, status = os.waitpid(pid, 0)
         os.write(1, f"ended {os.waitstatus_to_exitcode(status)}\n".encode())
 
@@ -406,7 +406,7 @@ def _warm_up() -> None:
     config.client.optimizer.build(model.parameters(), 0.1, 0.0).step()  # the first step imports torch's compiler
 
 
-def _play(root: str, strategy: str, resume: str | None) -> int:
+def _run(root: str, strategy: str, resume: str | None) -> int:
     """The forked run.  Its stdin and stdout are moved, so that the program's own output does no harm."""
     signal.alarm(LIMIT_S)
     answers, announcements = os.dup(0), os.dup(1)

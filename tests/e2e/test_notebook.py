@@ -180,4 +180,4 @@ def test_a_run_shows_itself_with_its_figures_and_one_curve_also_when_it_has_no_r
     assert f"{100 * (done.final('accuracy') or 0):.1f}" in card
     shutil.rmtree(done.folder.checkpoints)
     done.folder.rewind(0)
-    assert "no round was played" in done._repr_html_()
+    assert "no round was run" in done._repr_html_()

@@ -192,7 +192,7 @@ def test_the_page_of_a_comparison_fits_a_phone_and_a_desk(name: str, tmp_path: P
 def test_the_page_of_an_ablation_fits_a_phone_and_a_desk(tmp_path: Path) -> None:
     """Long headings of the differences must not push the values off the page."""
     from fedsign.ablation.page import write_page
-    from simulations.ablation.play import ablate
+    from simulations.ablation.execution import ablate
     from tests.ablation.test_ablate import SMALL
 
     small = {**SMALL, "rounds": 2}

@@ -16,7 +16,7 @@ from fedsign.companions import HOME, NAMES
 from fedsign.extensions import python_api
 
 TINY = {"rounds": 2, "callbacks": [], "partition": {"num_clients": 3, "alpha": 1.0}, "server": {"cohort_size": 3}}
-PLAY = f"""
+SCRIPT = f"""
 import fedsign, json, sys
 done = fedsign.run({{**{TINY}, "engine": json.loads(sys.argv[1])}})
 print(json.dumps([line["loss"] for line in done.rounds]))
@@ -70,9 +70,9 @@ def test_import_fedsign_imports_neither_torch_nor_flower_and_adds_no_finder(tmp_
 @pytest.mark.slow
 @pytest.mark.engines
 def test_the_api_in_a_folder_with_packages_of_the_same_names(user_folder: Path) -> None:
-    played = [python(user_folder, PLAY, engine) for engine in ENGINES]
-    assert [done.returncode for done in played] == [0] * len(ENGINES), [done.stderr for done in played]
-    losses = {done.stdout.splitlines()[-1] for done in played}
+    processes = [python(user_folder, SCRIPT, engine) for engine in ENGINES]
+    assert [done.returncode for done in processes] == [0] * len(ENGINES), [done.stderr for done in processes]
+    losses = {done.stdout.splitlines()[-1] for done in processes}
     assert len(losses) == 1 and losses.pop().count(",") == 1
 
 
@@ -149,5 +149,5 @@ def test_every_name_has_its_type(module: ModuleType) -> None:
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'fedsign' has no attribute 'play'"):
-        _ = fedsign.play
+    with pytest.raises(AttributeError, match="'fedsign' has no attribute 'simulate'"):
+        _ = fedsign.simulate

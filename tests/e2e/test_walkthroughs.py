@@ -79,7 +79,7 @@ def check_output(found: str, shown: str) -> None:
     assert list(map(float, NUMBER.findall(found))) == pytest.approx(list(map(float, NUMBER.findall(shown))), rel=0.01)
 
 
-def play(page: str, copy: Path) -> None:
+def follow(page: str, copy: Path) -> None:
     """Do what a page says."""
     out = ""
     for block in blocks(page):
@@ -97,7 +97,7 @@ def play(page: str, copy: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_walkthrough_does_what_it_says(page: Path, tmp_path: Path) -> None:
-    play(page.read_text("utf-8"), copy_of_the_sources(tmp_path / "fedsign"))
+    follow(page.read_text("utf-8"), copy_of_the_sources(tmp_path / "fedsign"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -146,6 +146,6 @@ def test_a_page_that_is_wrong_fails(right: str, wrong: str, tmp_path: Path) -> N
     assert RIGHT.count(right) == 1
     for name in ("right", "wrong"):
         (tmp_path / name).mkdir()
-    play(RIGHT, tmp_path / "right")
+    follow(RIGHT, tmp_path / "right")
     with pytest.raises(AssertionError):
-        play(RIGHT.replace(right, wrong), tmp_path / "wrong")
+        follow(RIGHT.replace(right, wrong), tmp_path / "wrong")

@@ -134,7 +134,7 @@ def test_activations_of_a_model_and_itself_do_not_change() -> None:
     assert same.sum() == quiet + active == 70 * 16
     assert quiet > 0 and active > 0
     dead = theta.clone()
-    for name, place in layout.places().items():
+    for name, place in layout.slices().items():
         if name.startswith("3."):  # the last hidden layer: weights 0, biases -1
             dead[place] = -1.0 if name.endswith("bias") else 0.0
     silenced = activation_confusion(model, layout, theta, dead, features)

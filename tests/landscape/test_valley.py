@@ -123,8 +123,8 @@ def test_noise_in_a_group_is_as_long_as_the_group_and_zero_elsewhere(model: nn.M
 def members(group: str, model: nn.Module) -> set[str]:
     layout = Layout.of(model)
     mask = mask_of(group, model, layout)
-    inside = {name for name, place in layout.places().items() if mask[place].all()}
-    assert int(mask.sum()) == sum(mask[layout.places()[name]].numel() for name in inside)  # whole tensors only
+    inside = {name for name, place in layout.slices().items() if mask[place].all()}
+    assert int(mask.sum()) == sum(mask[layout.slices()[name]].numel() for name in inside)  # whole tensors only
     return inside
 
 

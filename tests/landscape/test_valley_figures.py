@@ -14,7 +14,7 @@ from scipy import stats
 from fedsign.landscape.directions import NOISES, SPECIAL, is_random, is_symmetric
 from fedsign.landscape.draws import band, independent
 from fedsign.landscape.figures import COLOR_OF, OWN, path_figures, valley_charts, valley_figures
-from fedsign.landscape.surfaces import heights, in_words_of, log_levels, surface_figures
+from fedsign.landscape.surfaces import caption_of, heights, log_levels, surface_figures
 from fedsign.landscape.valley import lambdas_of
 from fedsign.report import template
 from fedsign.report.analysis import Found
@@ -139,7 +139,7 @@ def test_with_batch_norm_both_centers_are_shown_and_named() -> None:
     (chart,) = valley_charts(valley("gaussian", **BN), "error")
     (own,) = (series for series in chart.series if series.name == OWN)
     assert (own.x, own.y, own.mark) == ([0.0], [0.061], "point") and "recalibrated" in chart.x.label
-    words = in_words_of(plane("surface", **BN), "error").replace("\u202f", " ")
+    words = caption_of(plane("surface", **BN), "error").replace("\u202f", " ")
     for text in (chart.text.replace("\u202f", " "), words):
         assert "500 training samples" in text and "4.7 %" in text and "running statistics, has 6.1 %" in text
     (plain,) = valley_charts(valley("gaussian"), "error")

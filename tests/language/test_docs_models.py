@@ -26,9 +26,9 @@ def test_the_page_on_language_models_runs_from_the_base_to_the_exported_model(
     exec(compile(shortened, page, "exec"), {"__name__": "__main__"})
     (tmp_path / "instructions.toml").write_text(experiment.replace("rounds = 10", "rounds = 1"), encoding="utf-8")
     commands = [line for block in snippets(page, "bash") for line in block.splitlines() if line.startswith("fedsign")]
-    played = [command for command in commands if not command.startswith("fedsign reproduce")]
-    assert [command.split()[1] for command in played] == ["run", "run", "export", "export"]
-    for command in played:
+    runnable = [command for command in commands if not command.startswith("fedsign reproduce")]
+    assert [command.split()[1] for command in runnable] == ["run", "run", "export", "export"]
+    for command in runnable:
         words = [word for each in shlex.split(command)[1:] for word in sorted(map(str, Path().glob(each))) or [each]]
         done = fedsign(*words, folder=tmp_path)
         assert done.returncode == 0, done.stderr

@@ -320,7 +320,7 @@ def test_packing_keeps_every_scored_token_once_with_what_stands_before_it(
     shapes: list[tuple[int, int]], packing: bool
 ) -> None:
     examples = streams(shapes)
-    samples, note = pack(examples, 29, pad_id=-1, packing=packing, which="training")
+    samples, note = pack(examples, 29, pad_id=-1, packing=packing, split="training")
     is_scored = samples.targets != IGNORED
     expected = sorted(token for each in examples for token in each.tokens[each.is_scored].tolist())
     assert sorted(samples.targets[is_scored].tolist()) == expected and note is None
@@ -333,8 +333,8 @@ def test_packing_keeps_every_scored_token_once_with_what_stands_before_it(
 @given(LENGTHS)
 def test_packed_blocks_hold_whole_examples_of_one_owner(shapes: list[tuple[int, int]]) -> None:
     examples = streams(shapes)
-    samples, _ = pack(examples, 29, pad_id=-1, packing=True, which="training")
-    alone, _ = pack(examples, 29, pad_id=-1, packing=False, which="training")
+    samples, _ = pack(examples, 29, pad_id=-1, packing=True, split="training")
+    alone, _ = pack(examples, 29, pad_id=-1, packing=False, split="training")
     assert samples.owners is not None and len(samples) <= len(alone) == len(examples)
     owner_of = {token: each.owner for each in examples for token in each.tokens.tolist()}
     for owner, row in zip(samples.owners.tolist(), samples.features.tolist(), strict=True):
@@ -347,7 +347,7 @@ def test_packed_blocks_hold_whole_examples_of_one_owner(shapes: list[tuple[int, 
 @given(LENGTHS, st.integers(1, 30))
 def test_an_example_that_is_too_long_loses_its_end_and_is_counted(shapes: list[tuple[int, int]], length: int) -> None:
     examples = streams(shapes)
-    samples, note = pack(examples, length, pad_id=-1, packing=False, which="test")
+    samples, note = pack(examples, length, pad_id=-1, packing=False, split="test")
     left = [each.tokens[1 : length + 1][each.is_scored[1 : length + 1]] for each in examples]
     assert sorted(samples.targets[samples.targets != IGNORED].tolist()) == sorted(np.concatenate(left).tolist())
     num_cut, num_lost = sum(len(each.tokens) > length + 1 for each in examples), sum(not len(each) for each in left)

@@ -19,7 +19,7 @@ from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.backends.base import intra_op_threads
-from tests.contract.transported import play
+from tests.contract.transported import run_with
 from tests.deployment.test_nodes import sites_of
 from tests.language.language_samples import save_tokenizer, sums, write_lines
 from tests.unit.test_flower_room import Deployment
@@ -102,7 +102,7 @@ def test_silos_at_nodes_give_the_bits_of_the_run_in_process(
     config = from_dict(at_sites(tmp_path, [], engine={"name": "superlink"}))
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="fedsign"):
-        there = play(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, silos))
+        there = run_with(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, silos))
     same_files(here.path, there.path, "rounds.jsonl", "sites.jsonl", "model.safetensors")
     said = [record.getMessage() for record in caplog.records]
     assert any(note.startswith("site 'clinic 0': 1 of") and "were cut" in note for note in said), said

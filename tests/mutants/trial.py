@@ -89,7 +89,7 @@ class Copy:
         report = self.root.parent / f"{self.root.name}.json"
         limits = {test: _SLACK_S + _TIMES * seconds for test, seconds in tests.items()}
         chosen = Chosen(limits, report, time.monotonic() + budget_s)
-        process = multiprocessing.get_context("fork").Process(target=_play, args=(self.root, chosen, options))
+        process = multiprocessing.get_context("fork").Process(target=_run, args=(self.root, chosen, options))
         process.start()
         assert process.pid is not None
         process.join(_COLLECTING_S + budget_s + max(limits.values()))
@@ -167,7 +167,7 @@ class Chosen:
         self._report.write_text(json.dumps(self._said), encoding="utf-8")
 
 
-def _play(root: Path, chosen: Chosen, options: Sequence[str]) -> None:
+def _run(root: Path, chosen: Chosen, options: Sequence[str]) -> None:
     """In a process of its own: make it one that was started in the copy."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))

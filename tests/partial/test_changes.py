@@ -111,7 +111,7 @@ def moved(served: Tensors, *names: str) -> Tensors:
     return {name: tensor + 1 if name in names else tensor for name, tensor in served.items()}
 
 
-def play(grid: PartitionGrid, cohorts: list[list[int]], changed: list[list[str]]) -> Iterator[Tensors]:
+def run_rounds(grid: PartitionGrid, cohorts: list[list[int]], changed: list[list[str]]) -> Iterator[Tensors]:
     """Rounds, each of which ends with these tensors changed; the model of each."""
     served = model()
     for round, (cohort, names) in enumerate(zip(cohorts, changed, strict=True), start=1):
@@ -139,7 +139,7 @@ def test_a_client_gets_what_it_lacks_and_has_the_whole_model(tmp_path: Path) -> 
     places = sites(tmp_path, 2)
     grid = grid_over([*places])
     seen = [0, 0]
-    for served, cohort, expected in zip(play(grid, COHORTS, CHANGED), COHORTS, LACKING, strict=True):
+    for served, cohort, expected in zip(run_rounds(grid, COHORTS, CHANGED), COHORTS, LACKING, strict=True):
         for place, names in zip(cohort, expected, strict=True):
             assert sorted(places[place].sent[-1]) == names
             assert same_bits(places[place].models[-1], served) and [*places[place].models[-1]] == [*served]
@@ -228,7 +228,7 @@ def test_a_client_that_lost_its_disk_is_sent_the_whole_model_in_the_same_round(
     places = sites(tmp_path, 2)
     grid = grid_over([*places])
     with caplog.at_level(logging.WARNING, logger="fedsign"):
-        for number, served in enumerate(play(grid, [[0, 1]] * 4, [["one"], ["two"], ["one"], []]), start=1):
+        for number, served in enumerate(run_rounds(grid, [[0, 1]] * 4, [["one"], ["two"], ["one"], []]), start=1):
             assert all(same_bits(place.models[-1], served) for place in places)
             if number in (1, 2):
                 harm(tmp_path / "1")
@@ -277,7 +277,7 @@ def files(folder: Path) -> dict[str, int]:
 
 def test_what_has_not_changed_is_not_written_again_and_the_model_is_there_once(tmp_path: Path) -> None:
     place = Site(tmp_path / "0")
-    rounds = play(grid_over([place]), [[0]] * 3, [["one", "mean"], ["one"], []])
+    rounds = run_rounds(grid_over([place]), [[0]] * 3, [["one", "mean"], ["one"], []])
     next(rounds)
     first = files(place.folder)
     next(rounds)
@@ -291,7 +291,7 @@ def test_clients_on_one_disk_share_what_they_received(tmp_path: Path) -> None:
     grid = grid_over([*shared])
     for place in shared:
         place.folder = tmp_path
-    for served in play(grid, [[0, 1]] * 3, [["one"], ["two"], []]):
+    for served in run_rounds(grid, [[0, 1]] * 3, [["one"], ["two"], []]):
         assert len(files(tmp_path)) == len(ROLES)
         assert all(same_bits(place.models[-1], served) for place in shared)
 
@@ -304,7 +304,7 @@ def test_a_client_that_cannot_keep_what_it_receives_still_trains(
     (tmp_path / "0" / "received").write_text("in the way")
     place = Site(tmp_path / "0")
     with caplog.at_level(logging.WARNING, logger="fedsign"):
-        for served in play(grid_over([place]), [[0]] * 2, [["one"], []]):
+        for served in run_rounds(grid_over([place]), [[0]] * 2, [["one"], []]):
             assert same_bits(place.models[-1], served)
     assert len(place.sent) == 3 and "what client 0 received is not kept" in caplog.text
 
@@ -317,7 +317,7 @@ def test_an_abandoned_half_of_a_file_is_removed_and_one_that_is_being_written_st
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (0, 0))
-    list(play(grid_over([place]), [[0]], [[]]))
+    list(run_rounds(grid_over([place]), [[0]], [[]]))
     assert not old.exists() and stat.S_ISREG(new.stat().st_mode)
 
 

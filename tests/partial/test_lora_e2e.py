@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from tests.e2e.command import fedsign, settings
 
 
-def played(folder: Path, name: str, **engine: object) -> Path:
+def run_in(folder: Path, name: str, **engine: object) -> Path:
     asked = settings(
         rounds=2,
         callbacks=[],
@@ -41,7 +41,7 @@ def played(folder: Path, name: str, **engine: object) -> Path:
 def test_adapters_travel_and_the_lines_and_the_model_are_those_of_one_process(
     tmp_path: Path, engine: dict[str, object]
 ) -> None:
-    here, there = played(tmp_path, "here"), played(tmp_path, "there", **engine)
+    here, there = run_in(tmp_path, "here"), run_in(tmp_path, "there", **engine)
     for name in ("rounds.jsonl", "model.safetensors"):
         assert (here / name).read_bytes() == (there / name).read_bytes()
     names = load_file(there / "model.safetensors").keys()

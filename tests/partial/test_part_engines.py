@@ -10,7 +10,7 @@ from shutil import rmtree
 import pytest
 
 from tests.e2e.command import settings
-from tests.e2e.test_engines import ENGINES, SMALL, WORKERS, hashes, play, wait_until
+from tests.e2e.test_engines import ENGINES, SMALL, WORKERS, hashes, hashes_of_run, wait_until
 
 LISA: dict[str, object] = {
     "client__optimizer__name": "lisa",
@@ -25,7 +25,7 @@ LISA: dict[str, object] = {
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """FedDyn's hashes in process: it has a memory at the server, and states at the clients."""
-    return play(tmp_path_factory.mktemp("reference"), "feddyn", **LISA)
+    return hashes_of_run(tmp_path_factory.mktemp("reference"), "feddyn", **LISA)
 
 
 @pytest.mark.engines
@@ -33,7 +33,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("engine", ["superlink", WORKERS])
 def test_an_engine_gives_the_bits_of_the_run_in_process(engine: str, reference: dict[str, str], tmp_path: Path) -> None:
     assert any(name.endswith("received.safetensors") for name in reference)  # the account is compared too
-    assert play(tmp_path, "feddyn", **LISA, **ENGINES[engine]) == reference
+    assert hashes_of_run(tmp_path, "feddyn", **LISA, **ENGINES[engine]) == reference
 
 
 @pytest.mark.needs("deployment")

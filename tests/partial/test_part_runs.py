@@ -200,14 +200,14 @@ def test_clients_whose_disk_is_cleared_between_rounds_change_no_line(
 
 
 def test_a_server_that_goes_on_from_an_older_checkpoint_finds_clients_that_are_ahead_of_it(tmp_path: Path) -> None:
-    """Killed after round 6, resumed after round 3: what clients keep is the model of a round that is played again."""
+    """Killed after round 6, resumed after round 3: what clients keep is the model of a round that is run again."""
     folder = over_flowers_transport(tmp_path, tree(tmp_path))
     for number in (4, 5, 6):
         rmtree(folder.checkpoints / f"round-{number:06d}")
-    played = (folder.path / "rounds.jsonl").read_text().splitlines(keepends=True)
-    (folder.path / "rounds.jsonl").write_text("".join(played[:3]))
+    recorded = (folder.path / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder.path / "rounds.jsonl").write_text("".join(recorded[:3]))
     again = over_flowers_transport(tmp_path, tree(tmp_path))
-    assert again.path == folder.path and (again.path / "rounds.jsonl").read_text() == "".join(played)
+    assert again.path == folder.path and (again.path / "rounds.jsonl").read_text() == "".join(recorded)
     assert same(again, run(tree(tmp_path)))
 
 

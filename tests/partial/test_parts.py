@@ -64,12 +64,12 @@ def exchange(
     link = DirectExchange(train_many, num_partitions=NUM_CLIENTS, roles=ROLES)
     link.encoding = PartialUpdates(BUFFERS) if parts else None
 
-    def play(served: Tensors) -> list[TrainReply]:
+    def run_round(served: Tensors) -> list[TrainReply]:
         cohort = [each.partition for each in replies]
         request = CohortRequest(round=1, cohort=cohort, tensors=served, objective=ObjectiveSpec())
         return [each for each in link.train(request) if isinstance(each, TrainReply)]
 
-    return link, play
+    return link, run_round
 
 
 def aggregated(strategy: Strategy, replies: Sequence[TrainReply], served: Tensors, *, round: int = 1) -> Tensors:
@@ -194,8 +194,8 @@ def test_a_server_optimizer_does_not_step_what_nobody_sent(rule: ServerOptimizer
 
 
 def test_a_part_is_taken_and_counts_as_much_as_was_sent() -> None:
-    link, play = exchange([reply(0, "first"), reply(1, "first", "last")])
-    assert len(play(model(0))) == 2
+    link, run_round = exchange([reply(0, "first"), reply(1, "first", "last")])
+    assert len(run_round(model(0))) == 2
     assert link.traffic.bytes_up == 4 * SIZE * (2 + 3) and not link.traffic.failures
 
 
@@ -206,10 +206,10 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
 
     served = model(0)
     replies = [reply(0, "first"), reply(1, "first", "last"), reply(2, *PARAMETERS)]
-    link, play = exchange(replies)
+    link, run_round = exchange(replies)
     observer = SignAgreement()
     link.observers = [observer]
-    play(served)
+    run_round(served)
     received = {name: served[name] for name in PARAMETERS}
     dispersion, signs = Dispersion(), SignAgreement()
     for each in replies:
@@ -232,15 +232,15 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
     ],
 )
 def test_what_is_no_part_of_the_model_is_a_failure_that_says_why(tensors: Tensors, said: str) -> None:
-    link, play = exchange([replace(reply(0, "first"), tensors=tensors)])
-    assert play(model(0)) == []
+    link, run_round = exchange([replace(reply(0, "first"), tensors=tensors)])
+    assert run_round(model(0)) == []
     with pytest.raises(RoundError, match=said):
         raise RoundError(link.traffic.failures[0].reason)
 
 
 def test_a_part_is_no_reply_where_the_experiment_does_not_train_parts() -> None:
-    link, play = exchange([reply(0, "first")], parts=False)
-    assert play(model(0)) == []
+    link, run_round = exchange([reply(0, "first")], parts=False)
+    assert run_round(model(0)) == []
     assert "missing ['last', 'middle']" in link.traffic.failures[0].reason
 
 

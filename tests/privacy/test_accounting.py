@@ -123,7 +123,7 @@ def test_every_round_is_a_release(tmp_path: Path) -> None:
     assert spent == [unsampled(10.0).epsilon(num) for num in (1, 2, 3)]
 
 
-def test_a_round_played_again_with_the_same_result_costs_nothing_and_with_another_one_it_does(tmp_path: Path) -> None:
+def test_a_round_run_again_with_the_same_result_costs_nothing_and_with_another_one_it_does(tmp_path: Path) -> None:
     first = budget(tmp_path)
     for round in (1, 2, 3):
         first.spend(round, {"model": f"tag {round}"}, {})

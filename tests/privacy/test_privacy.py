@@ -227,7 +227,7 @@ def test_the_noise_has_the_size_z_c_over_n_in_every_coordinate(
 
 
 def test_the_noise_is_the_same_for_the_same_replies_and_another_for_others_or_in_another_round(tmp_path: Path) -> None:
-    """Else the difference of two models of one round, played twice, would be without noise."""
+    """Else the difference of two models of one round, run twice, would be without noise."""
     given = updates(4)
     replies = [reply(k, each) for k, each in enumerate(given)]
     fewer, other = replies[:3], [*replies[:3], reply(3, given[3] * 1.001)]

@@ -31,7 +31,7 @@ from strategies.base import Strategy
 from strategies.fedavg import FedAvg
 from tests.contract.test_exchange import OURS
 from tests.contract.test_strategies import lines
-from tests.contract.transported import Node, node_of, play
+from tests.contract.transported import Node, node_of, run_with
 from tests.privacy.test_privacy import within
 from tests.unit.test_flower_room import over_the_wire
 
@@ -163,7 +163,7 @@ class Favorites(FedAvg):
         return list(clients[:cohort_size])
 
 
-# What is played again
+# What is run again
 
 
 def killed_after(done: Run, round: int) -> None:
@@ -173,7 +173,7 @@ def killed_after(done: Run, round: int) -> None:
             shutil.rmtree(path)
 
 
-def test_rounds_that_are_played_again_are_the_same_releases(tmp_path: Path) -> None:
+def test_rounds_that_are_run_again_are_the_same_releases(tmp_path: Path) -> None:
     done = run(tree(tmp_path, "fedavg", CENTRAL))
     before, spent = lines(done), ledger(done)[-1]["epsilon"]
     killed_after(done, 2)
@@ -183,7 +183,7 @@ def test_rounds_that_are_played_again_are_the_same_releases(tmp_path: Path) -> N
     assert ledger(again)[-1]["epsilon"] == spent == again.rounds[-1]["epsilon"]
 
 
-def test_rounds_that_come_out_differently_when_they_are_played_again_count_twice(
+def test_rounds_that_come_out_differently_when_they_are_run_again_count_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run(tree(tmp_path, "fedavg", CENTRAL))
@@ -245,7 +245,7 @@ def sent_over_a_wire(root: Path, privacy: dict[str, Any], **changes: Any) -> dic
 
         return watched
 
-    play(config, RunFolder(root / "run"), [node(partition) for partition in range(NUM_CLIENTS)])
+    run_with(config, RunFolder(root / "run"), [node(partition) for partition in range(NUM_CLIENTS)])
     return sent
 
 

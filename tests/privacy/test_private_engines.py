@@ -23,7 +23,7 @@ PRIVATE = settings(
 )
 
 
-def play(folder: Path, kind: str, engine: str) -> Path:
+def run_on(folder: Path, kind: str, engine: str) -> Path:
     """The run's folder."""
     root = folder / f"{kind}-{engine}"
     given = settings(privacy__name=kind, strategy__name="scaffold", engine__name=engine, results__root=root)
@@ -41,7 +41,7 @@ def test_a_private_run_has_the_same_bits_on_an_engine_and_its_secret_travels_now
     engine: str, kind: str, tmp_path: Path
 ) -> None:
     (tmp_path / "secret").write_bytes(bytes(range(32)))
-    here, there = play(tmp_path, kind, "in_process"), play(tmp_path, kind, engine)
+    here, there = run_on(tmp_path, kind, "in_process"), run_on(tmp_path, kind, engine)
     for name in ("rounds.jsonl", "privacy.jsonl", "model.safetensors"):
         assert (here / name).read_bytes() == (there / name).read_bytes(), name
     key = bytes(range(32))

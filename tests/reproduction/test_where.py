@@ -1,4 +1,4 @@
-"""--data, --data-root and --model: any data, and the estimated cost before a recipe is played."""
+"""--data, --data-root and --model: any data, and the estimated cost before a recipe is checked."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from fedsign.errors import ConfigError
 from simulations.recipes import table as recipes
 from simulations.recipes.base import Verdict
-from simulations.recipes.where import Plays, Where, cost, where_of
+from simulations.recipes.where import Budget, Where, cost, where_of
 from tests.e2e.command import fedsign
 
 
@@ -54,14 +54,14 @@ def test_data_named_like_a_known_set_are_not_that_set(name: str, tmp_path: Path)
     path = tmp_path / name
     arrays(tmp_path).rename(path) if path.suffix else path.mkdir()
     known, own = where_of("digits"), where_of(str(path))
-    assert known.label != own.label, "both would be played into one folder"
+    assert known.label != own.label, "both would be run in one folder"
     for recipe in ("fedsign-table", "niid-bench", "valley-gradient"):
         assert recipes.get(recipe, data="digits").expected is not None
         assert recipes.get(recipe, data=str(path)).expected is None
     for recipe, model in (("fedsign-table", "vgg8"), ("niid-bench", "niid_cnn")):
-        plays = recipes.get(recipe, data="digits").plays
-        assert plays is not None
-        assert [plays(False, where).experiment["model"]["name"] for where in (known, own)] == ["mlp", model]
+        budget = recipes.get(recipe, data="digits").budget
+        assert budget is not None
+        assert [budget(False, where).experiment["model"]["name"] for where in (known, own)] == ["mlp", model]
 
 
 def test_a_file_named_like_a_published_set_is_refused_where_other_data_are(tmp_path: Path) -> None:
@@ -77,11 +77,11 @@ def test_a_path_takes_no_data_root(tmp_path: Path) -> None:
             where_of(str(data), root="/nowhere")
 
 
-def test_what_a_recipe_plays_is_on_the_data_that_were_asked_for() -> None:
+def test_what_a_recipe_trains_is_on_the_data_that_were_asked_for() -> None:
     where = Where(data={"name": "mnist"}, model={"name": "cnn"})
     for name, recipe in recipes.all_recipes().items():
-        if recipe.plays is not None:
-            full, quick = (recipe.plays(is_quick, where) for is_quick in (False, True))
+        if recipe.budget is not None:
+            full, quick = (recipe.budget(is_quick, where) for is_quick in (False, True))
             assert full.trainings > quick.trainings >= 1, name
             assert full.experiment["data"]["name"] == "mnist" and full.experiment["model"] == {"name": "cnn"}, name
 
@@ -97,8 +97,8 @@ def test_a_combination_that_nobody_measured_says_so_and_its_cost_and_is_no_failu
     assert re.search(said, " ".join(done.stderr.split()))
 
 
-def test_data_that_are_missing_are_said_before_anything_is_played(tmp_path: Path) -> None:
+def test_data_that_are_missing_are_said_before_anything_is_run(tmp_path: Path) -> None:
     experiment = {"data": {"name": "mnist", "root": str(tmp_path)}, "model": {"name": "mlp"}}
     with pytest.raises(ConfigError, match=r"MNIST was not found.* another folder with --data-root PATH") as error:
-        cost(Plays(trainings=1, experiment=experiment))
+        cost(Budget(trainings=1, experiment=experiment))
     assert "--set" not in str(error.value)

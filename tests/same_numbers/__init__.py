@@ -1,1 +1,1 @@
-"""Do two commits give the same numbers?  `make same-numbers BASE=<commit>` plays `configurations/` on both."""
+"""Do two commits give the same numbers?  `make same-numbers BASE=<commit>` runs `configurations/` on both."""

@@ -1,6 +1,6 @@
 """`python -m tests.same_numbers --base COMMIT [--only GLOB] [--tolerance X]`: see CONTRIBUTING.md.
 
-The base's results are cached in `.same-numbers/`, by commit, configuration, machine and versions, so later calls play
+The base's results are cached in `.same-numbers/`, by commit, configuration, machine and versions, so later calls run
 only the working tree.  Cached results count only with their recorded digest.
 """
 
@@ -30,7 +30,7 @@ Results = dict[str, Snapshot | None]  # None: it failed
 
 
 def main() -> int:
-    """Play, compare, and say it; 1 if there is a difference."""
+    """Run, compare, and say it; 1 if there is a difference."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.same_numbers", description="Do two commits give the same numbers?"
     )
@@ -45,7 +45,7 @@ def main() -> int:
         parser.error(f"--only {asked.only} fits none of {', '.join(path.stem for path in CONFIGURATIONS)}.")
     commit = _git("rev-parse", "--verify", f"{asked.base}^{{commit}}").decode().strip()
     with tempfile.TemporaryDirectory(prefix="same-numbers-") as scratch:
-        base, tree = _base(commit, files, Path(scratch)), _played(TREE, files, Path(scratch) / "tree", label="tree")
+        base, tree = _base(commit, files, Path(scratch)), _run(TREE, files, Path(scratch) / "tree", label="tree")
     verdicts = {path.stem: _verdict(base[path.stem], tree[path.stem], asked.tolerance) for path in files}
     for name, (_, said) in verdicts.items():
         print(f"{name:32} {said}")
@@ -67,7 +67,7 @@ def _verdict(base: Snapshot | None, tree: Snapshot | None, tolerance: float) -> 
 
 
 def _base(commit: str, files: list[Path], scratch: Path) -> Results:
-    """From the cache, or played in a checkout."""
+    """From the cache, or run in a checkout."""
     kept = {path: CACHE / commit[:12] / f"{path.stem}-{_key(commit, path)}" for path in files}
     found: Results = {path.stem: _load(folder) for path, folder in kept.items()}
     missing = [path for path in files if found[path.stem] is None]
@@ -75,30 +75,30 @@ def _base(commit: str, files: list[Path], scratch: Path) -> Results:
         checkout = scratch / "checkout"
         with tarfile.open(fileobj=BytesIO(_git("archive", commit))) as archive:
             archive.extractall(checkout, filter="data")
-        found |= _played(checkout, missing, scratch / "base", label=commit[:12])
+        found |= _run(checkout, missing, scratch / "base", label=commit[:12])
         for path in missing:
             if (snapshot := found[path.stem]) is not None:
                 _keep(snapshot, kept[path])
     return found
 
 
-def _played(code: Path, files: list[Path], out: Path, *, label: str) -> Results:
-    """Play configurations with the packages that lie in `code`, in one process of their own."""
+def _run(code: Path, files: list[Path], out: Path, *, label: str) -> Results:
+    """Run configurations with the packages that lie in `code`, in one process of their own."""
     out.mkdir()
-    command = [sys.executable, "-P", str(HERE / "player.py"), str(out), *map(str, files)]
+    command = [sys.executable, "-P", str(HERE / "runner.py"), str(out), *map(str, files)]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(code), "SAME_NUMBERS_CODE": str(code)}
     ok = {}
-    with subprocess.Popen(command, cwd=out, env=environment, stdout=subprocess.PIPE, text=True) as player:
-        assert player.stdout is not None
-        for line in player.stdout:
-            played = json.loads(line)
-            ok[played["name"]] = played["ok"]
+    with subprocess.Popen(command, cwd=out, env=environment, stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        for line in runner.stdout:
+            done = json.loads(line)
+            ok[done["name"]] = done["ok"]
             print(
-                f"{label}: {played['name']} {'played' if played['ok'] else 'failed'} in {played['seconds']} s",
+                f"{label}: {done['name']} {'done' if done['ok'] else 'failed'} in {done['seconds']} s",
                 file=sys.stderr,
             )
-            if not played["ok"]:
-                print((out / played["name"] / "log.txt").read_text(encoding="utf-8"), file=sys.stderr)
+            if not done["ok"]:
+                print((out / done["name"] / "log.txt").read_text(encoding="utf-8"), file=sys.stderr)
     return {path.stem: Snapshot.of(out / path.stem) if ok.get(path.stem) else None for path in files}
 
 
@@ -112,7 +112,7 @@ def _key(commit: str, path: Path) -> str:
         else ()
     )
     facts = [commit, platform.platform(), platform.python_version(), *versions, *sorted(models)]
-    files = [path, path.with_name("_base.toml"), HERE / "own_parts.py", HERE / "player.py", HERE / "compare.py"]
+    files = [path, path.with_name("_base.toml"), HERE / "own_parts.py", HERE / "runner.py", HERE / "compare.py"]
     content = b"\0".join([*(fact.encode() for fact in facts), *(file.read_bytes() for file in files)])
     return hashlib.sha256(content).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""The results of a played configuration as tensors and numbers, and the differences between two of them.
+"""The results of a configuration as tensors and numbers, and the differences between two of them.
 
 All tensors are compared by name, type, shape and bits: those of the final model, of checkpoints (served and evaluated
 model, strategy state, versions), of client states, and of files that commands write. So are all numbers of JSON files.

@@ -15,13 +15,13 @@ from clients.state.database import StateDatabase
 from tests.same_numbers import compare
 from tests.same_numbers.__main__ import CONFIGURATIONS, _keep, _load, _verdict
 from tests.same_numbers.compare import Difference, Snapshot, difference
-from tests.same_numbers.player import merged
+from tests.same_numbers.runner import merged
 
 LINE = {"round": 1, "loss": 0.5, "clients": [0, 2], "failures": [{"client": 2, "reason": "late"}], "epsilon": None}
 MODEL = {"w": torch.tensor([[1.0, -4.0]]), "steps": torch.tensor(3), "mask": torch.tensor([True, False])}
 
 
-def played(
+def snapshot_of(
     folder: Path, *, line: dict[str, Any] = LINE, model: dict[str, Tensor] = MODEL, seconds: float = 1.0
 ) -> Snapshot:
     """What a run leaves, as far as it matters."""
@@ -44,7 +44,7 @@ def changed(name: str, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
 
 def test_the_same_run_is_the_same_whatever_time_it_took_and_however_it_is_worded(tmp_path: Path) -> None:
     reworded = {**LINE, "failures": [{"client": 2, "reason": "no reply in time"}]}
-    base, other = played(tmp_path / "a"), played(tmp_path / "b", line=reworded, seconds=2.0)
+    base, other = snapshot_of(tmp_path / "a"), snapshot_of(tmp_path / "b", line=reworded, seconds=2.0)
     assert difference(base, other) is None
     assert set(base.numbers) >= {"run/rounds.jsonl/0/failures/0/client", "run/partition.json/counts/0/1"}
     assert base.tensors.keys() == {
@@ -76,7 +76,7 @@ def test_a_difference_in_a_tensor_is_seen_and_measured(
     model: dict[str, Tensor], said: str, largest: float, tmp_path: Path
 ) -> None:
     served = "run/checkpoints/round-000001/served.safetensors/"
-    base, other = played(tmp_path / "a"), played(tmp_path / "b", model=model)
+    base, other = snapshot_of(tmp_path / "a"), snapshot_of(tmp_path / "b", model=model)
     other.tensors["run/clients/000002/round-000001.safetensors/h"] = MODEL["w"] / 2
     found = difference(base, other)
     assert found is not None and found.first.startswith(served) and found.first.endswith(said)
@@ -88,8 +88,8 @@ def test_negative_zero_is_not_zero(tmp_path: Path) -> None:
     assert number == Difference(first="loss: 0.0 -> -0.0", count=1, largest=0.0)
     zero = {**MODEL, "w": torch.tensor([0.0, 1.0])}
     base, other = (
-        played(tmp_path / "a", model=zero),
-        played(tmp_path / "b", model={**zero, "w": torch.tensor([-0.0, 1.0])}),
+        snapshot_of(tmp_path / "a", model=zero),
+        snapshot_of(tmp_path / "b", model={**zero, "w": torch.tensor([-0.0, 1.0])}),
     )
     assert difference(base, other) == Difference(
         first="run/checkpoints/round-000001/served.safetensors/w: 1 of 2 elements", count=2, largest=0.0
@@ -97,7 +97,7 @@ def test_negative_zero_is_not_zero(tmp_path: Path) -> None:
 
 
 def test_a_clients_state_is_seen(tmp_path: Path) -> None:
-    base, other = played(tmp_path / "a"), played(tmp_path / "b")
+    base, other = snapshot_of(tmp_path / "a"), snapshot_of(tmp_path / "b")
     name = "run/clients/000002/round-000001.safetensors/h"
     other.tensors[name] = flipped(other.tensors[name].clone())
     found = difference(base, other)
@@ -119,7 +119,7 @@ def test_a_clients_state_is_seen(tmp_path: Path) -> None:
 def test_a_difference_in_a_record_is_seen_and_measured(
     line: dict[str, Any], said: str, largest: float, tmp_path: Path
 ) -> None:
-    found = difference(played(tmp_path / "a"), played(tmp_path / "b", line=line))
+    found = difference(snapshot_of(tmp_path / "a"), snapshot_of(tmp_path / "b", line=line))
     assert found is not None and found.first == f"run/rounds.jsonl/0/{said}" and found.count == 1
     assert found.largest == pytest.approx(largest)
 
@@ -129,15 +129,17 @@ def test_a_key_that_was_renamed_is_the_same_once_it_is_an_alias(
 ) -> None:
     renamed = {("objective" if key == "loss" else key): value for key, value in LINE.items()}
     before = tmp_path / "a", tmp_path / "b"
-    found = difference(played(before[0]), played(before[1], line=renamed))
+    found = difference(snapshot_of(before[0]), snapshot_of(before[1], line=renamed))
     assert found is not None and found.first == "run/rounds.jsonl/0/loss is missing"
     monkeypatch.setitem(compare.ALIASES, "loss", "objective")
     assert difference(Snapshot.of(before[0]), Snapshot.of(before[1])) is None
 
 
 def test_a_verdict_lets_pass_what_is_within_the_tolerance_and_says_so(tmp_path: Path) -> None:
-    base = played(tmp_path / "a")
-    near, far = (played(tmp_path / name, line={**LINE, "loss": loss}) for name, loss in (("b", 0.5 + 1e-8), ("c", 0.6)))
+    base = snapshot_of(tmp_path / "a")
+    near, far = (
+        snapshot_of(tmp_path / name, line={**LINE, "loss": loss}) for name, loss in (("b", 0.5 + 1e-8), ("c", 0.6))
+    )
     assert _verdict(base, near, 0.0)[0] is False
     assert _verdict(base, near, 1e-6) == (True, "same within 1e-06 (1 differ, largest relative deviation 2.0e-08)")
     assert _verdict(base, far, 1e-6)[0] is False
@@ -149,8 +151,8 @@ def test_a_verdict_lets_pass_what_is_within_the_tolerance_and_says_so(tmp_path: 
     ]
 
 
-def test_what_is_kept_of_the_base_is_what_was_played_and_does_not_count_when_it_is_damaged(tmp_path: Path) -> None:
-    folder, snapshot = tmp_path / "kept", played(tmp_path / "a")
+def test_what_is_kept_of_the_base_is_what_was_run_and_does_not_count_when_it_is_damaged(tmp_path: Path) -> None:
+    folder, snapshot = tmp_path / "kept", snapshot_of(tmp_path / "a")
     assert _load(folder) is None
     _keep(snapshot, folder)
     kept = _load(folder)

@@ -55,7 +55,7 @@ def programs(folder: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_two_machines_of_the_page_play_a_run(tmp_path: Path) -> None:
+def test_the_two_machines_of_the_page_complete_a_run(tmp_path: Path) -> None:
     (text,) = [text for text in snippets(PAGE, "console") if "fedsign worker" in text]
     text = text.replace("\\\n", " ").replace("node01:29400", free_address())
     secret, first, other = (line.partition("$ ")[2] for line in text.splitlines())
@@ -72,7 +72,7 @@ def test_the_two_machines_of_the_page_play_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_slurm_script_of_the_page_plays_a_run_and_leaves_no_secret(tmp_path: Path) -> None:
+def test_the_slurm_script_of_the_page_completes_a_run_and_leaves_no_secret(tmp_path: Path) -> None:
     """With stand-ins: two tasks of a job on one node."""
     (script,) = [text for text in snippets(PAGE, "bash") if "#SBATCH" in text]
     tasks = 'SLURM_PROCID=0 "$@" & SLURM_PROCID=1 "$@" >worker.txt & wait'

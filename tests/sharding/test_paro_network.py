@@ -13,7 +13,7 @@ NETWORK = {"across_bps": 200e6, "within_bps": 1e15, "computing_s": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("player", "passes"),
+    ("competitor", "passes"),
     [  # of the whole model through one direction of the cable, by hand, for 2x2 ranks and 4 micro-batches
         ("NNN", 1.0),  # half of it a rank, in a reduction and a gathering: 2 (g - 1) / g
         ("NNN flat", 1.5),  # 2 (n - 1) / n: one link of the ring crosses
@@ -21,8 +21,8 @@ NETWORK = {"across_bps": 200e6, "within_bps": 1e15, "computing_s": 0.5}
         ("GGG flat", 4 * (2 + 1) * 0.75),
     ],
 )
-def test_a_prediction_is_the_traffic_over_the_cable_and_the_computation(player: str, passes: float) -> None:
-    found = predicted(player, **NETWORK)
+def test_a_prediction_is_the_traffic_over_the_cable_and_the_computation(competitor: str, passes: float) -> None:
+    found = predicted(competitor, **NETWORK)
     assert found is not None
     assert found["seconds"] == pytest.approx(0.5 + passes * 8 * BYTES / 200e6, rel=1e-3)
 
@@ -33,17 +33,22 @@ def test_memory_is_the_formulas() -> None:
     assert found["kept_bytes"] == BYTES / PER_GROUP * 2 + 2 * BYTES / RANKS
 
 
-def test_what_is_not_of_paro_is_not_predicted_and_all_of_paro_plays() -> None:
+def test_what_is_not_of_paro_is_not_predicted_and_all_of_paro_competes() -> None:
     assert predicted("FSDP2 2-D", **NETWORK) is None
     assert COMPETITORS.keys() >= STRATEGIES.keys()
 
 
 def test_an_inversion_is_a_clear_plan_that_did_not_come_true() -> None:
-    def player(planned: float, measured: float) -> dict[str, dict[str, float]]:
+    def competitor(planned: float, measured: float) -> dict[str, dict[str, float]]:
         return {"predicted": {"seconds": planned}, "seconds": {"median": measured}}
 
-    players = {"a": player(1.0, 2.0), "b": player(1.2, 1.5), "c": player(1.3, 1.9), "d": {"seconds": {"median": 0.1}}}
-    assert inversions(players) == ["a 2.00 s, c 1.90 s"]
+    competitors = {
+        "a": competitor(1.0, 2.0),
+        "b": competitor(1.2, 1.5),
+        "c": competitor(1.3, 1.9),
+        "d": {"seconds": {"median": 0.1}},
+    }
+    assert inversions(competitors) == ["a 2.00 s, c 1.90 s"]
 
 
 def test_one_process_takes_the_batches_of_all_ranks() -> None:

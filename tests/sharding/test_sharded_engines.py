@@ -30,7 +30,7 @@ def experiment(folder: Path, name: str, **changes: object) -> Path:
     return path
 
 
-def played(folder: Path, name: str, **changes: object) -> RunFolder:
+def run_in(folder: Path, name: str, **changes: object) -> RunFolder:
     done = fedsign("run", str(experiment(folder, name, **changes)), folder=folder)
     assert done.returncode == 0, done.stderr
     return RunFolder(next((folder / name).glob("*/*/config.toml")).parent)
@@ -42,7 +42,7 @@ def played(folder: Path, name: str, **changes: object) -> RunFolder:
 def test_over_a_superlink_four_clients_of_two_by_two_processes_give_the_run_that_is_not_sharded(
     way: str, tmp_path: Path
 ) -> None:
-    done = played(tmp_path, "sharded", engine=SUPERLINK, **federation.sharding(way))
+    done = run_in(tmp_path, "sharded", engine=SUPERLINK, **federation.sharding(way))
     alone = run(federation.tree(tmp_path / "alone", **federation.WAYS[way])).folder
     assert (
         'name = "superlink"' in (done.path / "config.toml").read_text()
@@ -60,7 +60,7 @@ def test_over_a_superlink_too_a_client_may_be_on_two_machines(tmp_path: Path) ->
     changes = federation.sharding("plain")
     changes["client"]["sharding"] |= {"machines": 2, "listen": address}
     with worker(other, address) as joined:
-        done = played(tmp_path, "sharded", engine=SUPERLINK, **changes)
+        done = run_in(tmp_path, "sharded", engine=SUPERLINK, **changes)
         assert joined.wait(30) == 0  # told by the node, which the server tells
     alone = run(federation.tree(tmp_path / "alone", **federation.WAYS["plain"])).folder
     assert_the_same_run(done, alone)

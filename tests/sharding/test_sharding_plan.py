@@ -15,7 +15,7 @@ from fedsign.sharding.layout import Cut, Granularity, Grouping
 from fedsign.sharding.plan import Estimate, Standing, Task, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES, Collective, Operation, Scope, strategy_of
 from fedsign.sharding.traffic import Count, Link, Network, Rings, planned, seconds
-from simulations.sharding.estimate import Asked, look, with_network
+from simulations.sharding.estimate import Options, estimate, with_network
 from tests.e2e.command import fedsign
 
 GB = 1e9
@@ -258,7 +258,7 @@ def test_a_link_that_a_group_shares_takes_as_many_times_longer_as_ranks_share_it
     assert seconds(gather, tensor_bytes=1e9, grouping=PAPER_GROUPING, network=shared) == pytest.approx(8 * own)
 
 
-def asked(**changed: Any) -> Asked:
+def asked(**changed: Any) -> Options:
     given = {
         "params": 7e9,
         "trainable": "1",
@@ -270,7 +270,7 @@ def asked(**changed: Any) -> Asked:
     }
     given |= {"accumulate": 10, "t_comp": 0.0, "link": "rank", "collectives": "flat", "candidates": "all"}
     given |= {"measure": False, "out": None, "json": True}
-    return Asked(**given | changed)
+    return Options(**given | changed)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def asked(**changed: Any) -> Asked:
 )
 def test_an_option_without_meaning_is_an_error_that_says_what_is_expected(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        look(asked(**changed))
+        estimate(asked(**changed))
     assert said in str(raised.value)
 
 

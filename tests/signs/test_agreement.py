@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsign.signs.agreement import METRICS, SignAgreement
-from fedsign.storage.results import read_lines
+from fedsign.storage.results import read_records
 from simulations.api import run
 
 SHAPES = {"a.weight": (3, 4), "a.bias": (3,), "scale": ()}
@@ -118,7 +118,7 @@ def test_a_run_writes_the_same_agreement_whatever_way_its_replies_come(
         run({**base, **each, "results": {"root": str(tmp_path / name), "signs": True}})
         for name, each in (("plain", {}), ("other", changes))
     ]
-    lines = [read_lines(each.path / "signs.jsonl") for each in runs]
+    lines = [read_records(each.path / "signs.jsonl") for each in runs]
     assert [line["round"] for line in lines[0]] == [1, 2]
     for first, second in zip(
         *([line[0]] for line in lines), strict=True

@@ -107,14 +107,14 @@ def test_a_change_of_rigl_drops_the_smallest_and_grows_what_the_gradient_asks_fo
     made, its = made_of(model), optimizer(settings, model)
     changes = 0
     for step in gradients(model, 14):
-        there = {name: mask.is_there.clone() for name, mask in made.masks.items()}
+        there = {name: mask.is_present.clone() for name, mask in made.masks.items()}
         weights = {name: each.detach().clone() for name, each in model.named_parameters()}
         states = {name: rows(its.state[model.get_parameter(name)]) for name in there}
         dense = {name: mask.dense_gradient for name, mask in made.masks.items()}
         assert all((each is not None) == (step in (3, 6, 9)) for each in dense.values())
         its.step()
         if step not in (3, 6, 9):
-            assert all(torch.equal(made.masks[name].is_there, was) for name, was in there.items())
+            assert all(torch.equal(made.masks[name].is_present, was) for name, was in there.items())
             continue
         for name, each in model.named_parameters():
             if name not in there:  # no weight is moved in a step that changes masks
@@ -139,7 +139,7 @@ def check_rigl(
     k: int,
 ) -> int:
     """All that Algorithm 1 says of a tensor; how many weights are new."""
-    parameter, after = model.get_parameter(name).detach(), made.masks[name].is_there
+    parameter, after = model.get_parameter(name).detach(), made.masks[name].is_present
     order = np.lexsort((np.arange(before.numel()), weights.abs().flatten().numpy()))
     dropped = [place for place in order if before.flatten()[place]][:k]
     absent = ~before.flatten()
@@ -177,7 +177,7 @@ class Reference:
             if settings is ADAMW
             else torch.optim.SGD(groups, momentum=settings["momentum"])
         )
-        self.masks = {name: mask.is_there.float() for name, mask in made_of(model).masks.items()}
+        self.masks = {name: mask.is_present.float() for name, mask in made_of(model).masks.items()}
 
     def hear(self) -> dict[str, Tensor]:
         """Dense gradients; what the parameters keep is masked."""
@@ -249,7 +249,7 @@ def test_packed_training_under_changing_masks_gives_the_bits_of_dense_training(
         for name, tensor in plain.state_dict().items():
             assert torch.equal(packed.state_dict()[name], tensor), (step, name)
         for name, mask in made_of(packed).masks.items():
-            assert torch.equal(mask.is_there.float(), reference.masks[name]), (step, name)
+            assert torch.equal(mask.is_present.float(), reference.masks[name]), (step, name)
 
 
 @pytest.mark.parametrize(("settings", "width"), [(ADAMW, 8), (SGD, 4)])
@@ -278,31 +278,33 @@ def test_rigl_keeps_the_number_of_weights_of_every_tensor() -> None:
         its.step()
     for name, mask in made_of(static).masks.items():
         changed = made_of(model).masks[name]
-        assert changed.num == mask.num == int((changed.is_there).sum()) == len(changed.places)
-        assert not torch.equal(changed.is_there, mask.is_there)
-        assert not model.get_parameter(name)[~changed.is_there].any()
+        assert changed.num == mask.num == int((changed.is_present).sum()) == len(changed.indices)
+        assert not torch.equal(changed.is_present, mask.is_present)
+        assert not model.get_parameter(name)[~changed.is_present].any()
 
 
 def test_gradual_pruning_starts_dense_ends_at_its_density_exactly_and_takes_the_smallest() -> None:
     model = text_model(GRADUAL)
     made, its = made_of(model), optimizer(ADAMW, model)
-    assert all(mask.is_there.all() for mask in made.masks.values())
+    assert all(mask.is_present.all() for mask in made.masks.values())
     assert {made.plan.tensors[name].density for name in made.masks} == {DENSITY}
     for step in gradients(model, 12):
-        before = {name: mask.is_there for name, mask in made.masks.items()}
+        before = {name: mask.is_present for name, mask in made.masks.items()}
         was = {name: rows(its.state[model.get_parameter(name)]) for name in before}
         its.step()
         if step not in (3, 5, 7, 9):
             continue
         for name, mask in made.masks.items():
             expected = DENSITY + (1 - DENSITY) * (1 - (step - 1) / 8) ** 3
-            assert mask.num == round(expected * mask.is_there.numel())
-            assert not (mask.is_there & ~before[name]).any()  # nothing comes back
+            assert mask.num == round(expected * mask.is_present.numel())
+            assert not (mask.is_present & ~before[name]).any()  # nothing comes back
             assert len(was[name]["exp_avg"]) > mask.num == len(rows(its.state[model.get_parameter(name)])["exp_avg"])
     for name, mask in made.masks.items():
-        size = mask.is_there.numel()
+        size = mask.is_present.numel()
         assert size % 8 == 0 and mask.num == size // 8
-        assert model.get_parameter(name)[mask.is_there].all() and not model.get_parameter(name)[~mask.is_there].any()
+        assert (
+            model.get_parameter(name)[mask.is_present].all() and not model.get_parameter(name)[~mask.is_present].any()
+        )
 
 
 def test_pruning_takes_the_smallest_of_those_that_are_there() -> None:
@@ -414,6 +416,6 @@ def test_one_client_in_one_round_trains_under_masks_that_change(name: str, tmp_p
         there = model.get_parameter(key).detach() != 0
         size = there.numel()
         assert int(there.sum()) == (mask.num if name == "rigl" else size // 4)
-        assert int((there & ~mask.is_there).sum()) > size // 100
+        assert int((there & ~mask.is_present).sum()) > size // 100
     workload = Workload(from_dict({**ALONE, **changes}))
     assert workload.evaluate(model)["loss"] == pytest.approx(done.rounds[-1]["loss"], rel=1e-6)

@@ -28,8 +28,8 @@ def exact(shape: tuple[int, ...], density: float, *, seed: int = 0, name: str = 
 def test_an_exact_mask_has_as_many_weights_as_its_density_says(shape: tuple[int, ...], density: float) -> None:
     for seed in range(5):
         mask = exact(shape, density, seed=seed)
-        assert mask.is_there.shape == shape and mask.num == round(density * prod(shape))
-        assert torch.equal(mask.is_there, exact(shape, density, seed=seed).is_there)
+        assert mask.is_present.shape == shape and mask.num == round(density * prod(shape))
+        assert torch.equal(mask.is_present, exact(shape, density, seed=seed).is_present)
 
 
 def test_of_weights_that_drew_the_same_number_the_earlier_count() -> None:
@@ -40,7 +40,7 @@ def test_of_weights_that_drew_the_same_number_the_earlier_count() -> None:
     ends = np.flatnonzero(drawn[order][:-1] == drawn[order][1:])[:3]
     assert len(ends) == 3
     for end in ends:
-        there = exact((size,), (end + 1) / size).is_there
+        there = exact((size,), (end + 1) / size).is_present
         assert int(there.sum()) == end + 1 and there[order[end]] and not there[order[end + 1]]
         assert order[end] < order[end + 1]
 
@@ -52,13 +52,13 @@ def test_an_exact_mask_is_the_bernoulli_mask_with_the_fewest_weights_added_or_ta
     for density in DENSITIES:
         for seed in range(5):
             one, other = exact(shape, density, seed=seed), mask_of(seed, "w", shape, density)
-            changed = int((one.is_there ^ other.is_there).sum())
+            changed = int((one.is_present ^ other.is_present).sum())
             assert changed == abs(one.num - other.num)
 
 
 @pytest.mark.parametrize("draw", ["bernoulli", "exact"])
 def test_masks_of_lower_densities_lie_in_those_of_higher_ones(draw: Any) -> None:
-    masks = [mask_of(0, "w", (64, 48), density, draw=draw).is_there for density in DENSITIES]
+    masks = [mask_of(0, "w", (64, 48), density, draw=draw).is_present for density in DENSITIES]
     assert all(bool((few <= more).all()) for few, more in pairwise(masks))
 
 
@@ -72,7 +72,7 @@ def test_every_place_is_there_equally_often() -> None:
     num_masks, size, num = 4000, 24, 6
     counts = np.zeros(size)
     for seed in range(num_masks):
-        counts += exact((4, 6), num / size, seed=seed).is_there.flatten().numpy()
+        counts += exact((4, 6), num / size, seed=seed).is_present.flatten().numpy()
     share = num / size
     variance = num_masks * share * (1 - share) * size / (size - 1)
     assert counts.sum() == num_masks * num
@@ -84,7 +84,7 @@ def test_exact_masks_of_other_seeds_and_names_are_independent() -> None:
     shape, density = (300, 400), 1 / 16
     mask, expected = exact(shape, density, seed=3), 120_000 * density**2
     for other in (exact(shape, density, seed=4), exact(shape, density, seed=3, name="other")):
-        assert abs(int((other.is_there & mask.is_there).sum()) - expected) < 5 * sqrt(expected)
+        assert abs(int((other.is_present & mask.is_present).sum()) - expected) < 5 * sqrt(expected)
 
 
 BASE: dict[str, Any] = {
@@ -104,7 +104,7 @@ def test_a_configuration_says_how_masks_are_drawn_and_without_it_they_are_bernou
     assert plain.sparsity.draw == "bernoulli"
     made = parameterized(Workload(plain).make_model())
     assert made is not None
-    assert torch.equal(made.masks["2.weight"].is_there, mask_of(0, "2.weight", (32, 16), 0.1).is_there)
+    assert torch.equal(made.masks["2.weight"].is_present, mask_of(0, "2.weight", (32, 16), 0.1).is_present)
 
 
 def test_a_draw_that_is_none_is_refused() -> None:

@@ -86,7 +86,7 @@ def packed_gradients_norm(model: nn.Module) -> tuple[float, float]:
     assert made is not None
     dense = torch.stack([each.grad.norm() for each in model.parameters() if each.grad is not None]).norm()
     rows = [
-        each.grad[made.masks[name].is_there] if name in made.masks else each.grad
+        each.grad[made.masks[name].is_present] if name in made.masks else each.grad
         for name, each in model.named_parameters()
         if each.grad is not None
     ]
@@ -126,7 +126,7 @@ def test_weights_that_are_not_there_stay_at_0() -> None:
         made = parameterized(model)
         assert made is not None and len(made.masks) == 12
         for key, mask in made.masks.items():
-            assert not model.get_parameter(key)[~mask.is_there].any(), (name, key)
+            assert not model.get_parameter(key)[~mask.is_present].any(), (name, key)
 
 
 SMALL = {
@@ -149,8 +149,8 @@ def test_a_federation_of_sparse_clients_keeps_absent_weights_at_0(strategy: str,
     assert made is not None
     (name,) = made.masks
     weights = done.model().get_parameter(name).detach()
-    assert not weights[~made.masks[name].is_there].any()
-    assert weights[made.masks[name].is_there].all()
+    assert not weights[~made.masks[name].is_present].any()
+    assert weights[made.masks[name].is_present].all()
 
 
 @pytest.mark.needs("workers")
@@ -174,7 +174,7 @@ def test_the_seed_alone_decides_the_masks() -> None:
     other = Workload(from_dict({**SMALL, "seed": 5, "rounds": 3})).make_model()
     another = Workload(from_dict({**SMALL, "seed": 6})).make_model()
     masks = [
-        parameterized(model).masks["2.weight"].is_there  # type: ignore[union-attr]
+        parameterized(model).masks["2.weight"].is_present  # type: ignore[union-attr]
         for model in (one, other, another)
     ]
     assert torch.equal(masks[0], masks[1]) and not torch.equal(masks[0], masks[2])

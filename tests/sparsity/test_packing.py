@@ -18,7 +18,7 @@ CPU = Numerics(device=torch.device("cpu"))
 
 
 def values(shape: tuple[int, ...], mask: Mask) -> torch.Tensor:
-    return torch.arange(1.0, 1 + mask.is_there.numel()).view(shape) * mask.is_there
+    return torch.arange(1.0, 1 + mask.is_present.numel()).view(shape) * mask.is_present
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (4, 2, 3, 3)])
@@ -91,7 +91,7 @@ def test_a_model_takes_rows_in_and_gives_rows_out(kind: type[WorkingModel]) -> N
     model.load(given)
     made = parameterized(model.module)
     assert made is not None
-    assert torch.equal(model.module.get_parameter("one.weight"), 2.0 * made.masks["one.weight"].is_there)
+    assert torch.equal(model.module.get_parameter("one.weight"), 2.0 * made.masks["one.weight"].is_present)
     for found in (model.copies(), model.tensors()):
         assert found.keys() == given.keys() and all(torch.equal(found[name], given[name]) for name in given)
     received = model.received(given, round=1)

@@ -190,21 +190,21 @@ def test_weights_are_drawn_with_the_planned_deviation_where_they_are() -> None:
             )
             continue
         if name in found.masks:
-            assert bool((weights[~found.masks[name].is_there] == 0).all())
-            weights = weights[found.masks[name].is_there]
+            assert bool((weights[~found.masks[name].is_present] == 0).all())
+            weights = weights[found.masks[name].is_present]
         assert weights.std().item() == pytest.approx(tensor.init_std, rel=5 / sqrt(2 * weights.numel())), name
 
 
 def test_a_mask_follows_from_seed_and_name_and_has_its_density() -> None:
     shape, density = (300, 400), 1 / 16
     mask = mask_of(3, "blocks.0.ffn.up.weight", shape, density)
-    assert torch.equal(mask.is_there, mask_of(3, "blocks.0.ffn.up.weight", shape, density).is_there)
+    assert torch.equal(mask.is_present, mask_of(3, "blocks.0.ffn.up.weight", shape, density).is_present)
     deviation = sqrt(density * (1 - density) * 120_000)
     assert abs(mask.num - density * 120_000) < 5 * deviation
     for other in (mask_of(4, "blocks.0.ffn.up.weight", shape, density), mask_of(3, "other", shape, density)):
-        shared = int((other.is_there & mask.is_there).sum())
+        shared = int((other.is_present & mask.is_present).sum())
         assert abs(shared - density**2 * 120_000) < 5 * sqrt(density**2 * 120_000)  # as of independent draws
-    assert torch.equal(mask.places.long(), mask.is_there.flatten().nonzero().squeeze(1))
+    assert torch.equal(mask.indices.long(), mask.is_present.flatten().nonzero().squeeze(1))
 
 
 def test_masks_and_multipliers_add_no_tensor() -> None:

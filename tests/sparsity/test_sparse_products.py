@@ -46,7 +46,7 @@ def layer(num_in: int, num_out: int, mask: Mask, *, bias: bool, dtype: torch.dty
     torch.manual_seed(0)
     made = nn.Linear(num_in, num_out, bias=bias, dtype=dtype)
     with torch.no_grad():
-        made.weight.mul_(mask.is_there)
+        made.weight.mul_(mask.is_present)
     made.weight.register_hook(mask)
     return made
 
@@ -67,7 +67,7 @@ def test_outputs_and_gradients_are_those_of_the_whole_product(
     for key, value in whole.items():
         assert sparse[key].shape == value.shape and sparse[key].is_contiguous()
         assert (sparse[key] - value).norm() <= tolerance * value.norm(), key
-    assert not sparse["weight"][~mask.is_there].any()
+    assert not sparse["weight"][~mask.is_present].any()
     again = passed(SparseForward(module, mask, always=True), module, x)
     assert all(torch.equal(value, again[key]) for key, value in sparse.items())
 
@@ -76,12 +76,12 @@ def test_both_orders_of_a_masks_weights_are_the_matrix() -> None:
     mask = mask_of(0, "w", (9, 14), 0.3)
     values = torch.arange(1.0, mask.num + 1)
     whole = torch.zeros(9, 14)
-    whole[mask.is_there] = values
+    whole[mask.is_present] = values
     columns = mask.columns
     assert torch.equal(columns.rows(values).to_dense(), whole)
     assert torch.equal(columns.turned_rows(values).to_dense(), whole.t())
     taken = sum(each.nbytes for each in (columns.columns, columns.turned, columns.turned_columns))
-    assert taken == 12 * mask.num and columns.places is mask.places
+    assert taken == 12 * mask.num and columns.indices is mask.indices
 
 
 def test_the_rule_is_for_large_products_with_few_weights() -> None:
@@ -90,7 +90,7 @@ def test_the_rule_is_for_large_products_with_few_weights() -> None:
     few, more = mask_of(0, "w", (side, side), 1 / 16), mask_of(0, "w", (side, side), 1 / 8)
     assert few.num <= MOST_DENSITY * side**2 < more.num
     assert pays(few, rows) and not pays(few, rows - 1) and not pays(more, rows)
-    few.become(more.is_there)
+    few.become(more.is_present)
     assert not pays(few, rows)
 
 
@@ -137,7 +137,7 @@ def test_other_weights_and_gradients_of_absent_ones_come_of_whole_products() -> 
     module.train()
     mask.keep_gradient(True)
     module(x).square().sum().backward()
-    assert mask.dense_gradient is not None and mask.dense_gradient[~mask.is_there].abs().min() > 0
+    assert mask.dense_gradient is not None and mask.dense_gradient[~mask.is_present].abs().min() > 0
 
 
 SMALL: dict[str, Any] = {

@@ -57,7 +57,7 @@ def sizes(done: Run) -> tuple[int, int, int]:
     assert made is not None and len(made.masks) == 2
     sparse = [model.get_parameter(name) for name in made.masks]
     whole = sum(tensor.nbytes for tensor in sparse)
-    there = sum(4 * int(mask.is_there.sum()) for mask in made.masks.values())
+    there = sum(4 * int(mask.is_present.sum()) for mask in made.masks.values())
     return sum(parameter.nbytes for parameter in model.parameters()) - whole, there, whole
 
 
@@ -201,7 +201,7 @@ def test_noise_falls_on_the_weights_that_there_are_alone(row: str, privacy: Mapp
     assert made is not None
     for name, mask in made.masks.items():
         weights = model.get_parameter(name).detach()
-        assert not weights[~mask.is_there].any() and weights[mask.is_there].all()
+        assert not weights[~mask.is_present].any() and weights[mask.is_present].all()
 
 
 @pytest.mark.parametrize("row", ["feddyn", "scaffold", "moon"])
@@ -318,7 +318,7 @@ def test_parts_of_a_sparse_model_give_the_run_with_whole_tensors(
     one, other = (load_file(done.path / "model.safetensors") for done in (packed, dense))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     made = parameterized(Workload(packed.config).make_model())
-    assert made is not None and not any(one[name][~mask.is_there].any() for name, mask in made.masks.items())
+    assert made is not None and not any(one[name][~mask.is_present].any() for name, mask in made.masks.items())
 
 
 @pytest.mark.needs("partial")
@@ -398,4 +398,4 @@ def compare_paths(root: Path, row: str, scheme: Mapping[str, Any], optimizer: st
     assert made is not None
     for name, tensor in own.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=1e-3, atol=1e-5)
-        assert name not in made.masks or not theirs[name][~made.masks[name].is_there].any()
+        assert name not in made.masks or not theirs[name][~made.masks[name].is_present].any()

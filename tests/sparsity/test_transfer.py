@@ -20,7 +20,7 @@ from simulations.recipes.smupar import smupar_transfer
 from simulations.recipes.smupar.smupar_gpt import INIT_STD
 from simulations.sparsity import cells, training, transfer
 from simulations.sparsity.command import values_of
-from simulations.sparsity.transfer import Asked, read_off, tune, widened, width_of
+from simulations.sparsity.transfer import Options, read_off, tune, widened, width_of
 
 VALUES = [0.25, 0.5, 1.0, 2.0]
 
@@ -144,7 +144,7 @@ def test_a_cell_is_found_by_what_its_loss_depends_on() -> None:
 
 def test_every_cell_draws_masks_as_the_experiment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = experiment(**{"sparsity.draw": "exact", "model.hidden": [32, 32]})
-    seen = planned(asked, Asked(seeds=1), monkeypatch, tmp_path)
+    seen = planned(asked, Options(seeds=1), monkeypatch, tmp_path)
     assert {cell.config.sparsity.draw for cell in seen} == {"exact"}
     sparse = next(cell for cell in seen if cell.words["density"] == 0.0625)
     made = parameterized(Workload(training.alone(sparse.config, 1)).make_model())
@@ -164,8 +164,10 @@ def test_a_cells_file_holds_its_loss_and_a_damaged_one_counts_as_none(tmp_path: 
         assert cells.loss_in(path) is None
 
 
-def planned(config: ExperimentConfig, asked: Asked, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[cells.Cell]:
-    """Return a sweep's cells without playing: losses are a function of value and density, with the optimum 1 /
+def planned(
+    config: ExperimentConfig, asked: Options, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> list[cells.Cell]:
+    """Return a sweep's cells without training: losses are a function of value and density, with the optimum 1 /
     density.
     """
     seen: list[cells.Cell] = []
@@ -190,7 +192,7 @@ def test_a_sweep_tries_every_value_everywhere_from_the_same_seeds(
     """Nine values around 2^-6, three densities, two schemes, two seeds; at density 1 both schemes are one muP
     training.
     """
-    asked = Asked(schemes=("mup", "smupar"), seeds=2, steps=5)
+    asked = Options(schemes=("mup", "smupar"), seeds=2, steps=5)
     seen = planned(experiment(), asked, monkeypatch, tmp_path)
     assert len(seen) == 9 * 3 * 2 * 2
     assert {cell.config.client.lr for cell in seen} == {2.0**power for power in range(-10, -1)}
@@ -205,20 +207,20 @@ def test_a_sweep_tries_every_value_everywhere_from_the_same_seeds(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked(setting="rates"), "Did you mean 'rate'"),
-        (Asked(schemes=("smupr",)), "Did you mean 'smupar'"),
-        (Asked(schemes=()), "--schemes was given as"),
-        (Asked(schemes=("sp", "sp")), "each once"),
-        (Asked(densities=(1.0, 2.0)), "--densities has 2"),
-        (Asked(values=(2.0, 1.0)), "numbers above 0 that ascend"),
-        (Asked(values=(0.0, 1.0)), "numbers above 0 that ascend"),
-        (Asked(seeds=0), "--seeds=0"),
-        (Asked(steps=-1), "--steps=-1"),
-        (Asked(samples=8), "--samples was given without --steps"),
-        (Asked(steps=5, widths=(24,)), "--widths has 24"),
+        (Options(setting="rates"), "Did you mean 'rate'"),
+        (Options(schemes=("smupr",)), "Did you mean 'smupar'"),
+        (Options(schemes=()), "--schemes was given as"),
+        (Options(schemes=("sp", "sp")), "each once"),
+        (Options(densities=(1.0, 2.0)), "--densities has 2"),
+        (Options(values=(2.0, 1.0)), "numbers above 0 that ascend"),
+        (Options(values=(0.0, 1.0)), "numbers above 0 that ascend"),
+        (Options(seeds=0), "--seeds=0"),
+        (Options(steps=-1), "--steps=-1"),
+        (Options(samples=8), "--samples was given without --steps"),
+        (Options(steps=5, widths=(24,)), "--widths has 24"),
     ],
 )
-def test_what_cannot_be_tried_is_refused(asked: Asked, said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_tried_is_refused(asked: Options, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         tune(experiment(**{"model.hidden": [17, 16]}), asked, tmp_path / "there")
     assert not (tmp_path / "there").exists()
@@ -227,14 +229,14 @@ def test_what_cannot_be_tried_is_refused(asked: Asked, said: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "asked", "said"),
     [
-        ({"parameterization": {"name": "none"}}, Asked(steps=5), "parameterization.name=none"),
-        ({"parameterization.densities": {"*": 0.5}}, Asked(steps=5), "stands before the densities"),
-        ({"engine": {"name": "ray"}}, Asked(), "engine.name=ray"),
-        ({"client.optimizer": {"name": "galore"}}, Asked(steps=5), "divides the model in its own way"),
+        ({"parameterization": {"name": "none"}}, Options(steps=5), "parameterization.name=none"),
+        ({"parameterization.densities": {"*": 0.5}}, Options(steps=5), "stands before the densities"),
+        ({"engine": {"name": "ray"}}, Options(), "engine.name=ray"),
+        ({"client.optimizer": {"name": "galore"}}, Options(steps=5), "divides the model in its own way"),
     ],
 )
 def test_an_experiment_that_cannot_be_tuned_is_refused(
-    changes: dict[str, Any], asked: Asked, said: str, tmp_path: Path
+    changes: dict[str, Any], asked: Options, said: str, tmp_path: Path
 ) -> None:
     data = experiment().model_dump(mode="json")
     for key, value in changes.items():
@@ -248,9 +250,9 @@ def test_an_experiment_that_cannot_be_tuned_is_refused(
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="is a file"):
-        tune(experiment(), Asked(steps=5), tmp_path / "file")
+        tune(experiment(), Options(steps=5), tmp_path / "file")
     with pytest.raises(ConfigError, match="--workers=0"):
-        tune(experiment(), Asked(steps=5), tmp_path / "there", workers=0)
+        tune(experiment(), Options(steps=5), tmp_path / "there", workers=0)
 
 
 def test_a_training_alone_may_train_a_part_of_the_model_at_a_time() -> None:
@@ -305,14 +307,14 @@ def test_a_training_that_diverges_has_no_finite_loss() -> None:
 def valley_shaped(best_of: Callable[[str, float], float]) -> Callable[..., Any]:
     """In place of a sweep: loss 2 + |log2(value / best)| / 10, with a best value for each scheme and density."""
 
-    def pretend(name: str, asked: Asked, *, quick: bool, width: int = 128) -> Any:
+    def pretend(name: str, asked: Options, *, quick: bool, width: int = 128) -> Any:
         shape = (len(asked.schemes), 1, len(asked.densities), len(asked.values), asked.seeds)
         found = np.empty(shape)
         for i, scheme in enumerate(asked.schemes):
             for j, density in enumerate(asked.densities):
                 away = np.log2(np.array(asked.values) / best_of(scheme, density))
                 found[i, 0, j] = 2 + np.abs(away)[:, None] / 10
-        return transfer._found(experiment(), dataclasses.replace(asked, widths=(width,)), found)
+        return transfer._summarized(experiment(), dataclasses.replace(asked, widths=(width,)), found)
 
     return pretend
 
@@ -357,7 +359,7 @@ def test_the_figures_of_starts_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_figures_of_half_of_the_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where half is missing the best value at 1/32 is 4 times that of the dense model, of rates and of starts."""
 
-    def pretend(name: str, asked: Asked, *, quick: bool) -> Any:
+    def pretend(name: str, asked: Options, *, quick: bool) -> Any:
         base = INIT_STD if asked.setting == "init" else 2.0**-9
         half = valley_shaped(lambda scheme, density: base * (4 if scheme != "smupar" and density < 1 else 1))
         return half(name, asked, quick=quick)

@@ -71,7 +71,7 @@ def ages(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_a_sweep_writes_numbers_and_a_picture_and_plays_no_cell_twice(tmp_path: Path) -> None:
+def test_a_sweep_writes_numbers_and_a_picture_and_trains_no_cell_twice(tmp_path: Path) -> None:
     """12 cells of sp; smupar's 6 of density 1/4, and 6 of muP at density 1, of which the 3 at the base's width equal
     sp's.
     """
@@ -119,7 +119,7 @@ def test_two_workers_give_what_one_gives_and_a_larger_sweep_takes_what_it_shares
 
 @contextmanager
 def begun(folder: Path, num_cells: int) -> Iterator["subprocess.Popen[str]"]:
-    """The command in a process of its own, which has played so many cells and is at the next."""
+    """The command in a process of its own, which has trained so many cells and is at the next."""
     process = subprocess.Popen(
         [sys.executable, "-m", "simulations.cli", *SWEEP, "--workers", "1"],
         cwd=folder,
@@ -147,29 +147,29 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     here = killed / "tuning" / "tiny"
-    played = ages(here)
-    assert 5 <= len(played) < 24
+    finished = ages(here)
+    assert 5 <= len(finished) < 24
     assert not (here / "transfer.json").exists()
     again, once = (fedsign(*SWEEP, "--workers", "1", folder=folder) for folder in (killed, whole))
     assert again.returncode == once.returncode == 0, again.stderr + once.stderr
     assert again.stdout == once.stdout
-    assert played.items() <= ages(here).items()
+    assert finished.items() <= ages(here).items()
     assert files(here) == files(whole / "tuning" / "tiny")
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_played_and_says_so(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_cells_and_says_so(tmp_path: Path) -> None:
     with begun(tmp_path, 1) as process:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "what was played is kept; the same command goes on." in said and "Traceback" not in said
+    assert "finished cells are kept; the same command goes on." in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(
     ("task", "said"), [("Raising", "no loss today"), pytest.param("Dying", "ended by signal 9", marks=pytest.mark.slow)]
 )
-def test_a_cell_that_cannot_be_played_is_a_sentence_and_is_tried_again(
+def test_a_cell_that_cannot_be_trained_is_a_sentence_and_is_tried_again(
     task: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -177,7 +177,7 @@ def test_a_cell_that_cannot_be_played_is_a_sentence_and_is_tried_again(
     Path("broken_tasks.py").write_text(BROKEN)
     words = ["tune", "transfer", *BASE, *settings(task=f"broken_tasks:{task}", metrics=[]), "--values", "0.1"]
     one = ["--schemes", "sp", "--densities", "1", "--seeds", "1", "--steps", "1", "--workers", "1"]
-    with pytest.raises(EngineError, match=rf"1 of 1 cells could not be played.*{said}"):
+    with pytest.raises(EngineError, match=rf"1 of 1 cells could not be trained.*{said}"):
         tune(*words, *one)
     assert not ages(Path("tuning/tiny")) and Path("tuning/tiny/logs").exists()
 

@@ -317,7 +317,7 @@ class Ledger(Tracker):
         self.outcome: Record = {}
         self.fails_on, self.times = fails_on, times
 
-    def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
+    def begin(self, earlier: Earlier | None, *, last_recorded: int) -> tuple[str, int]:
         return "page 1", earlier.last_sent if earlier else 0
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
@@ -373,7 +373,7 @@ def test_a_folder_that_bears_a_librarys_name_is_not_taken_for_the_library(
     (tmp_path / "not_a_library").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"not installed here: pip install 'fedsign\[some\]'"):
-        require("not_a_library", extra="some", what="this")
+        require("not_a_library", extra="some", feature="this")
 
 
 # --- the numbers of a line, and the settings

@@ -223,7 +223,7 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
-def play(root: Path, strategy: str, *, state_cache_mib: float, rounds: int = 8) -> Run:
+def run_with_cache(root: Path, strategy: str, *, state_cache_mib: float, rounds: int = 8) -> Run:
     client = {"local_epochs": 1, "state_cache_mib": state_cache_mib}
     results = {"root": str(root), "checkpoint_every": 3}
     return run({**EXPERIMENT, "rounds": rounds, "strategy": {"name": strategy}, "client": client, "results": results})
@@ -240,9 +240,9 @@ def traces(done: Run) -> dict[str, str]:
 def test_a_run_does_not_depend_on_the_budget_nor_on_being_resumed_with_a_tiny_one(
     tmp_path: Path, strategy: str
 ) -> None:
-    whole = traces(play(tmp_path / "all in memory", strategy, state_cache_mib=256))
-    assert traces(play(tmp_path / "none", strategy, state_cache_mib=0)) == whole
-    begun = play(tmp_path / "two", strategy, state_cache_mib=0.01, rounds=5)
+    whole = traces(run_with_cache(tmp_path / "all in memory", strategy, state_cache_mib=256))
+    assert traces(run_with_cache(tmp_path / "none", strategy, state_cache_mib=0)) == whole
+    begun = run_with_cache(tmp_path / "two", strategy, state_cache_mib=0.01, rounds=5)
     assert traces(run({"rounds": 8}, resume=begun.path)) == whole
     checkpoint = checkpoints.load_latest(load_run(begun.path).folder.checkpoints)
     assert checkpoint is not None and len(checkpoint.client_versions) == 8

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedsign.comparison.summary import Cell, Plan, Played
+from fedsign.comparison.summary import Cell, CellResult, Plan
 from fedsign.comparison.tuning import tuned_trials
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
@@ -39,7 +39,7 @@ def test_the_first_trial_is_what_was_given_and_the_best_one_comes_near_the_optim
 
 
 def test_values_that_come_late_and_in_any_order_are_asked_for_alike() -> None:
-    """As if any number of processes played: each round some of what was asked for ends."""
+    """As if any number of processes ran: each round some of what was asked for ends."""
     at_once, rng, ended = searched(loss, num=22), random.Random(1), dict[int, float]()
     so_far: list[Choice] = []
     while len(so_far) < 22 or len(ended) < 22:
@@ -127,16 +127,16 @@ def test_without_the_library_a_search_says_how_to_install_it(monkeypatch: pytest
 
 
 def test_a_trial_that_lost_a_seed_is_not_chosen_whatever_the_other_says() -> None:
-    def run(trial: int, seed: int, value: float | None) -> Played:
+    def run(trial: int, seed: int, value: float | None) -> CellResult:
         cell = Cell(
             id=f"{trial}-{seed}", strategy="a", condition={}, choice={"x": trial}, seed=seed, rounds=1, trial=trial
         )
         lines = [{"round": 1, "validation_accuracy": value}]
-        return Played(
-            cell=cell, is_finished=value is not None, lines=lines, failure=None if value is not None else "NaN"
+        return CellResult(
+            cell=cell, is_finished=value is not None, records=lines, failure=None if value is not None else "NaN"
         )
 
-    played = [run(0, 7, 0.5), run(0, 8, 0.6), run(1, 7, 0.9), run(1, 8, None), run(2, 7, 0.6), run(2, 8, 0.55)]
+    results = [run(0, 7, 0.5), run(0, 8, 0.6), run(1, 7, 0.9), run(1, 8, None), run(2, 7, 0.6), run(2, 8, 0.55)]
     search = {"strategy": "a", "condition": {}, "trials": 3}
     plan = Plan(
         name="p",
@@ -151,6 +151,6 @@ def test_a_trial_that_lost_a_seed_is_not_chosen_whatever_the_other_says() -> Non
         request={},
         tuning={"seeds": [7, 8], "searches": [search]},
     )
-    found = tuned_trials(plan, played)
+    found = tuned_trials(plan, results)
     assert [(each.number, each.num_lost, each.chosen) for each in found] == [(0, 0, False), (1, 1, False), (2, 0, True)]
-    assert not any(each.chosen for each in tuned_trials(plan, played[:-1])), "the search has not ended"
+    assert not any(each.chosen for each in tuned_trials(plan, results[:-1])), "the search has not ended"

@@ -19,8 +19,8 @@ from fedsign.comparison.folder import Comparison, load_comparison
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from simulations import compare
+from simulations.comparison.execution import go_on
 from simulations.comparison.plan import make_plan
-from simulations.comparison.play import go_on
 from simulations.comparison.request import Request
 from simulations.comparison.table import as_json
 
@@ -66,7 +66,7 @@ SPENT = {"fedavg": 10, OWN: 10}  # runs: 5 trials of two seeds
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """With a comparison played by two processes in it; the current one."""
+    """With a comparison run by two processes in it; the current one."""
     path = tmp_path_factory.mktemp("tuned")
     (path / "mine_tuned.py").write_text(MODULE, encoding="utf-8")
     with chdir(path):
@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def played(folder: Path) -> Iterator[Comparison]:
+def comparison(folder: Path) -> Iterator[Comparison]:
     with chdir(folder):
         yield load_comparison("there")
 
@@ -88,27 +88,27 @@ def told(comparison: Comparison) -> Any:
     return comparison.plan.cells, [dataclasses.replace(trial, seconds=0.0) for trial in summary.trials], found
 
 
-def test_every_strategy_has_the_same_budget(played: Comparison) -> None:
-    plan = played.plan
+def test_every_strategy_has_the_same_budget(comparison: Comparison) -> None:
+    plan = comparison.plan
     trials = [cell for cell in plan.cells if cell.trial is not None]
     assert Counter(cell.strategy for cell in trials) == SPENT
     assert {(each["trials"], each["runs"], each["rounds"]) for each in plan.tuning["searches"]} == {(5, 10, 20)}
     own = [cell.choice["strategy.strength"] for cell in trials if cell.strategy == OWN]
     assert all(0.5 <= value <= 2 for value in own) and len({*own}) == 5
-    assert played.summary().entries[0].num_choices == 5
+    assert comparison.summary().entries[0].num_choices == 5
 
 
-def test_workers_are_started_once_and_stay_for_all_batches(played: Comparison) -> None:
+def test_workers_are_started_once_and_stay_for_all_batches(comparison: Comparison) -> None:
     """This process and the two have imported the strategy once each, for two batches of trials and the final runs."""
     assert Path("imports-there").read_text() == "..."
 
 
-def test_what_counts_is_trained_on_all_samples_with_seeds_that_no_trial_has_seen(played: Comparison) -> None:
+def test_what_counts_is_trained_on_all_samples_with_seeds_that_no_trial_has_seen(comparison: Comparison) -> None:
     from fedsign.config import from_toml
 
     seeds = {True: set[int](), False: set[int]()}
-    for cell in played.plan.cells:
-        run = played.run_of(cell)
+    for cell in comparison.plan.cells:
+        run = comparison.run_of(cell)
         assert run is not None
         config = from_toml(run.config_toml)
         seeds[cell.trial is None].add(config.seed)
@@ -118,8 +118,8 @@ def test_what_counts_is_trained_on_all_samples_with_seeds_that_no_trial_has_seen
     assert seeds[True] == {0, 1} and len(seeds[False]) == 2 and seeds[True].isdisjoint(seeds[False])
 
 
-def test_it_is_retrained_with_the_settings_of_the_best_trial(played: Comparison) -> None:
-    summary = played.summary()
+def test_it_is_retrained_with_the_settings_of_the_best_trial(comparison: Comparison) -> None:
+    summary = comparison.summary()
     for entry in summary.entries:
         trials = [trial for trial in summary.trials if trial.strategy == entry.strategy]
         best = max(trials, key=lambda trial: trial.validation_mean or 0.0)  # the first of equals
@@ -128,10 +128,10 @@ def test_it_is_retrained_with_the_settings_of_the_best_trial(played: Comparison)
 
 
 def test_a_search_that_was_stopped_ends_with_one_process_like_one_of_two_that_nobody_disturbed(
-    played: Comparison,
+    comparison: Comparison,
 ) -> None:
     """As after a kill amid the first batch: three of its runs have ended, and one of the second, as of another."""
-    whole, path = told(played), Path("stopped")
+    whole, path = told(comparison), Path("stopped")
     shutil.copytree("there", path)
     stopped = Comparison(path)
     first = [cell for cell in whole[0] if cell.trial is not None and cell.trial < 4]
@@ -140,7 +140,7 @@ def test_a_search_that_was_stopped_ends_with_one_process_like_one_of_two_that_no
         if cell not in (*first[1:4], second[0]):
             shutil.rmtree(stopped.cells / cell.id)
     stopped.write_plan(
-        dataclasses.replace(played.plan, cells=tuple(first), tuning={**played.plan.tuning, "num_to_come": 8})
+        dataclasses.replace(comparison.plan, cells=tuple(first), tuning={**comparison.plan.tuning, "num_to_come": 8})
     )
     assert stopped.summary().num_pending == 21 and not stopped.summary().entries
     assert not any(trial.chosen for trial in stopped.summary().trials)
@@ -149,7 +149,7 @@ def test_a_search_that_was_stopped_ends_with_one_process_like_one_of_two_that_no
 
 
 @pytest.mark.slow
-def test_a_search_that_is_killed_goes_on(played: Comparison, folder: Path) -> None:
+def test_a_search_that_is_killed_goes_on(comparison: Comparison, folder: Path) -> None:
     """SIGKILL once some trials have ended and others have not."""
     said = f"from simulations import compare; compare({TINY!r}, **{ {**ASKED, 'out': 'killed'}!r}, workers=2)"
     process, done = subprocess.Popen([sys.executable, "-c", said], cwd=folder), Comparison(folder / "killed")
@@ -159,15 +159,15 @@ def test_a_search_that_is_killed_goes_on(played: Comparison, folder: Path) -> No
     process.kill()
     process.wait()
     assert done.summary().num_pending
-    assert told(go_on("killed", workers=2)) == told(played)
+    assert told(go_on("killed", workers=2)) == told(comparison)
 
 
-def test_test_samples_have_no_say(played: Comparison) -> None:
+def test_test_samples_have_no_say(comparison: Comparison) -> None:
     """With all test labels wrong the trials are the same, and only what is reported in the end is another."""
     rigged = compare(
         {**TINY, "data": {"name": "mine_tuned:rigged"}}, strategies=["fedavg"], seeds=1, tune=2, out="rigged", workers=1
     )
-    honest = [trial for trial in played.summary().trials if trial.strategy == "fedavg"][:2]
+    honest = [trial for trial in comparison.summary().trials if trial.strategy == "fedavg"][:2]
     trials = rigged.summary().trials
     assert [(each.choice, each.values) for each in trials] == [(each.choice, each.values) for each in honest]
     (chosen,) = [trial for trial in trials if trial.chosen]
@@ -176,24 +176,24 @@ def test_test_samples_have_no_say(played: Comparison) -> None:
     assert entry.mean is not None and entry.mean < 0.2 < (chosen.validation_mean or 0.0)
 
 
-def test_the_page_the_export_and_json_have_budgets_spaces_and_trials(played: Comparison, folder: Path) -> None:
-    page = (played.path / "report.html").read_text("utf-8")
+def test_the_page_the_export_and_json_have_budgets_spaces_and_trials(comparison: Comparison, folder: Path) -> None:
+    page = (comparison.path / "report.html").read_text("utf-8")
     assert "Every strategy had 5 trials, 10 runs of 20 rounds in all" in page
     assert "0.005..0.5:log" in page and "0.5..2" in page and "All 10 trials" in page
-    told = as_json(played, played.summary())
+    told = as_json(comparison, comparison.summary())
     assert told["tuning"]["validation_fraction"] == 0.1 and len(told["trials"]) == 10
-    export(played.summary(), folder / "paper")
+    export(comparison.summary(), folder / "paper")
     rows = (folder / "paper/trials.csv").read_text("utf-8").splitlines()
     assert json.loads((folder / "paper/tuning.json").read_text("utf-8"))["searches"][0]["runs"] == 10
     assert len(rows) == 11 and rows[0].startswith("strategy,trial,num_lost,choice,validation_mean")
 
 
-def test_trials_that_diverge_are_lost_and_shown_and_no_failure_of_the_comparison(played: Comparison) -> None:
-    lost = [trial for trial in played.summary().trials if trial.num_lost]
+def test_trials_that_diverge_are_lost_and_shown_and_no_failure_of_the_comparison(comparison: Comparison) -> None:
+    lost = [trial for trial in comparison.summary().trials if trial.num_lost]
     assert lost and {trial.strategy for trial in lost} == {OWN} and not any(trial.chosen for trial in lost)
     assert min(trial.choice["client.lr"] for trial in lost) > 1e3
-    assert not played.failures and played.summary().num_pending == 0
-    assert "diverged" in (played.path / "report.html").read_text("utf-8")
+    assert not comparison.failures and comparison.summary().num_pending == 0
+    assert "diverged" in (comparison.path / "report.html").read_text("utf-8")
 
 
 BASE: dict[str, Any] = {"strategies": ("fedavg", "fedprox"), "seeds": (0, 1), "trials": 4, "tuning_seeds": (7,)}

@@ -11,9 +11,9 @@ import pytest
 from fedsign.comparison.folder import Comparison, load_comparison
 from fedsign.config import from_dict, load
 from fedsign.errors import ConfigError, ResultsError
-from simulations.comparison.play import go_on
+from simulations.comparison.execution import go_on
 from simulations.tuning.gradients import Gradients, Learned
-from simulations.tuning.searching import FOUND, GIVEN, LEARNED, Asked, make_plan, tune
+from simulations.tuning.searching import FOUND, GIVEN, LEARNED, Options, make_plan, tune
 from tests.e2e.command import fedsign, settings
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/tune.md"
@@ -30,7 +30,7 @@ QUICK = settings(
 
 @pytest.mark.slow
 def test_the_pages_command_searches_learns_and_trains_again(tmp_path: Path) -> None:
-    """The second time nothing is played or learned, and the answer is the same."""
+    """The second time nothing is run or learned, and the answer is the same."""
     (line,) = re.findall(r"^fedsign (tune search --beside-learn .*)$", PAGE.read_text("utf-8"), flags=re.MULTILINE)
     command = [*shlex.split(line), *QUICK, "--trials", "8", "--tune-seeds", "1", "--seeds", "1", "--learn-rounds", "1"]
     done = fedsign(*command, folder=tmp_path)
@@ -98,7 +98,7 @@ def test_the_gradients_never_have_more_compute_than_the_search(monkeypatch: pyte
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    asked = Asked(**{"trials": 2, "seeds": (0,), "tuning_seeds": (7,), **changes})
+    asked = Options(**{"trials": 2, "seeds": (0,), "tuning_seeds": (7,), **changes})
     config = from_dict({"model": {"hidden": [8]}, "client": {"local_steps": 1}, "server": {"cohort_size": 2}})
     with pytest.raises(ConfigError) as raised:
         tune(config, asked, tmp_path / "there")
@@ -115,7 +115,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_compare_does_not_go_on_with_it_and_names_the_command_that_does(tmp_path: Path) -> None:
-    asked = Asked(trials=1, seeds=(0,), tuning_seeds=(7,))
+    asked = Options(trials=1, seeds=(0,), tuning_seeds=(7,))
     plan, _ = make_plan(experiment(), experiment(), asked, None, environment={})
     Comparison(tmp_path).write_plan(plan)
     with pytest.raises(ResultsError, match=r"was made by 'fedsign tune search'; repeat that command to continue it\."):

@@ -17,9 +17,9 @@ def main(parent: Connection) -> None:
     gc.disable()
     made: list[weakref.ref[_Cycle]] = []
 
-    def play(asked: Message) -> None:
+    def run_job(asked: Message) -> None:
         alive = sum(each() is not None for each in made)
         made.append(weakref.ref(_Cycle()))
         raise FedSignError(f"{alive} alive")
 
-    answer_all(parent, play)
+    answer_all(parent, run_job)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsign.comparison.over_seeds import summarize
-from fedsign.comparison.summary import Cell, Plan, Played, Summary, products
+from fedsign.comparison.summary import Cell, CellResult, Plan, Summary, products
 
 STRATEGIES = {
     "fedavg": ("FedAvg", 0.948, 22.0),
@@ -94,7 +94,7 @@ def a_comparison(
     extra: Mapping[str, Any] | None = None,
 ) -> Summary:
     """A summary of made-up runs; those that are unfinished, failed or diverged are named as (strategy, seed)."""
-    played = []
+    results = []
     for condition in conditions:
         for strategy in strategies:
             _, top, tau = STRATEGIES[strategy]
@@ -103,7 +103,7 @@ def a_comparison(
             for choice in products(grid or {}) if strategy == "fedsign" else [{}]:
                 for seed in range(seeds):
                     cell = Cell(
-                        id=f"{len(played)}",
+                        id=f"{len(results)}",
                         strategy=strategy,
                         condition=condition,
                         choice=choice,
@@ -111,10 +111,10 @@ def a_comparison(
                         rounds=rounds,
                     )
                     if (strategy, seed) in failed:
-                        played.append(Played(cell=cell, is_finished=False, failure=FAILURE))
+                        results.append(CellResult(cell=cell, is_finished=False, failure=FAILURE))
                         continue
                     if (strategy, seed) in unfinished:
-                        played.append(Played(cell=cell, is_finished=False))
+                        results.append(CellResult(cell=cell, is_finished=False))
                         continue
                     noise = random.Random(f"{strategy} {condition} {choice} {seed}")
                     level = top + random.Random(f"{condition} {seed}").gauss(0, 0.006) + noise.gauss(0, 0.002)
@@ -130,12 +130,12 @@ def a_comparison(
                     ]
                     if (strategy, seed) in diverged:
                         lines = [line | {"accuracy": None, "loss": None, "rmse": None} for line in lines]
-                    played.append(
-                        Played(
+                    results.append(
+                        CellResult(
                             cell=cell,
                             is_finished=True,
                             folder=_folder(path / "cells" / cell.id, lines, seed),
-                            lines=lines,
+                            records=lines,
                             population=a_population(condition),
                             seconds=12.5,
                         )
@@ -148,12 +148,12 @@ def a_comparison(
         target=target,
         labels={strategy: (labels or {}).get(strategy, STRATEGIES[strategy][0]) for strategy in strategies},
         seeds=tuple(range(seeds)),
-        cells=tuple(each.cell for each in played),
+        cells=tuple(each.cell for each in results),
         config_toml=CONFIG,
         request={},
         environment={"fedsign": "0.2.0", "torch": "2.13.0", "git": ""},
     )
-    return summarize(plan, path, played)
+    return summarize(plan, path, results)
 
 
 def _folder(path: Path, lines: Sequence[Mapping[str, Any]], seed: int) -> Path:

@@ -10,7 +10,7 @@ import torch
 from fedsign.errors import ResultsError, ResumeError
 from fedsign.storage import checkpoints
 from fedsign.storage.checkpoints import Checkpoint
-from fedsign.storage.results import RunFolder, read_lines
+from fedsign.storage.results import RunFolder, read_records
 from simulations import run
 from simulations.verify import verify
 
@@ -101,18 +101,18 @@ def test_lines_that_are_changed_lost_or_moved_are_found(tmp_path: Path) -> None:
     ):
         path.write_text("".join(wrong), encoding="utf-8")
         with pytest.raises(ResultsError, match="its digest does not match"):
-            read_lines(path)
+            read_records(path)
     path.write_text("".join(lines[:3]), encoding="utf-8")
-    assert len(read_lines(path)) == 3  # as a kill may have left it
+    assert len(read_records(path)) == 3  # as a kill may have left it
     with pytest.raises(ResultsError, match="3 lines are left; a checkpoint counts on more"):
-        read_lines(path, until=last)
+        read_records(path, until=last)
 
 
 def test_lines_of_an_earlier_version_are_read_and_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     path.write_text('{"round": 1}\n{"round": 2}\n', encoding="utf-8")
     RunFolder(tmp_path).append("rounds.jsonl", {"round": 3})
-    assert read_lines(path) == [{"round": 1}, {"round": 2}, {"round": 3}]
+    assert read_records(path) == [{"round": 1}, {"round": 2}, {"round": 3}]
 
 
 def test_verify_finds_every_damaged_file_of_a_run_also_a_state_that_no_round_asks_for(tiny: dict[str, Any]) -> None:

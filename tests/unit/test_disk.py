@@ -17,7 +17,7 @@ import torch
 from fedsign.errors import DiskFullError, ResultsError, ResumeError
 from fedsign.storage import checkpoints, disk, results
 from fedsign.storage.checkpoints import Checkpoint
-from fedsign.storage.results import RunFolder, read_lines
+from fedsign.storage.results import RunFolder, read_records
 
 
 def checkpoint(round: int, *, size: int = 3) -> Checkpoint:
@@ -270,16 +270,16 @@ def test_records_that_lack_a_checkpointed_round_are_refused_and_left_alone(
 
 def test_the_line_that_a_kill_cut_off_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
-    assert read_lines(path) == []
+    assert read_records(path) == []
     path.write_text('{"round": 1}\n{"round": 2}')  # whole JSON, but its end is missing
-    assert read_lines(path) == [{"round": 1}]
+    assert read_records(path) == [{"round": 1}]
 
 
 def test_a_damaged_line_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     path.write_text('{"round": 1}\n\0\0\0\0\n{"round": 3}\n')
     with pytest.raises(ResultsError, match=r"rounds\.jsonl"):
-        read_lines(path)
+        read_records(path)
 
 
 def test_a_figure_that_diverged_is_null(run_folder: RunFolder) -> None:
@@ -330,7 +330,7 @@ def test_a_full_disk_is_told_apart(tmp_path: Path, code: int) -> None:
 
 
 def test_an_error_of_another_file_passes(tmp_path: Path) -> None:
-    """A run is played inside `disk_errors`: a user's data file that is missing is no matter of the run's folder."""
+    """A run is executed inside `disk_errors`: a user's data file that is missing is no matter of the run's folder."""
     with pytest.raises(FileNotFoundError), disk.disk_errors(tmp_path / "runs" / "a"):
         (tmp_path / "data.csv").read_text()
     with pytest.raises(OSError, match="Input/output"), disk.disk_errors(tmp_path):

@@ -39,7 +39,7 @@ class Runtime:
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     made = Runtime([])
     monkeypatch.setattr(tasks.RuntimeHttpClient, "from_server_address", lambda **settings: made)
-    monkeypatch.setattr(tasks, "_LOOKS_EVERY_S", 0.1)
+    monkeypatch.setattr(tasks, "_POLL_INTERVAL_S", 0.1)
     return made
 
 
@@ -53,13 +53,13 @@ def test_a_task_whose_content_never_comes_is_given_up_when_there_is_another(
 ) -> None:
     monkeypatch.setattr(tasks, "pull_task_input", never)
     runtime.handed_out = ["next"]
-    began, played = time.monotonic(), Tasks("127.0.0.1:1")
-    played.play(Task(token="lost", fab_hash="f"))
+    began, own = time.monotonic(), Tasks("127.0.0.1:1")
+    own.run(Task(token="lost", fab_hash="f"))
     assert time.monotonic() - began < 5
     (end,) = runtime.ended
     assert end.sub_status == SubStatus.FAILED and not end.HasField("context")
     assert runtime.closed.is_set()
-    assert played.next() == Task(token="next", fab_hash="f")
+    assert own.next() == Task(token="next", fab_hash="f")
 
 
 def test_heartbeats_end_before_the_task_does(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_heartbeats_end_before_the_task_does(runtime: Runtime, monkeypatch: pyte
     monkeypatch.setattr(tasks, "_answer", lambda app, message, context: (message, ""))
     monkeypatch.setattr(tasks, "push_message", lambda client, reply, context: order.append("reply"))
     monkeypatch.setattr(tasks, "push_task_output", lambda *given: order.append("end"))
-    Tasks("127.0.0.1:1").play(Task(token="token", fab_hash="f"))
+    Tasks("127.0.0.1:1").run(Task(token="token", fab_hash="f"))
     assert order == ["start", "pull", "reply", "stop", "end"]
 
 
@@ -85,7 +85,7 @@ def test_what_pulling_raises_is_raised_be_it_a_timeout(runtime: Runtime, monkeyp
 
     monkeypatch.setattr(tasks, "pull_task_input", fails)
     with pytest.raises(TimeoutError, match="does not answer"):
-        Tasks("127.0.0.1:1").play(Task(token="lost", fab_hash="f"))
+        Tasks("127.0.0.1:1").run(Task(token="lost", fab_hash="f"))
     assert runtime.closed.is_set()
 
 
@@ -103,6 +103,6 @@ def test_content_that_takes_its_time_is_waited_for_while_there_is_no_other_task(
     monkeypatch.setattr(tasks, "_answer", lambda app, message, context: (message, ""))
     monkeypatch.setattr(tasks, "push_message", lambda client, reply, context: replies.append(reply))
     monkeypatch.setattr(tasks, "push_task_output", lambda *given: runtime.ended.append(given))
-    Tasks("127.0.0.1:1").play(Task(token="slow", fab_hash="f"))
+    Tasks("127.0.0.1:1").run(Task(token="slow", fab_hash="f"))
     assert replies == [pulled[0]]
     assert [given[2] for given in runtime.ended] == [SubStatus.COMPLETED]

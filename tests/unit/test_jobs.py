@@ -1,4 +1,4 @@
-"""A process that plays many runs or jobs keeps nothing of those that have ended."""
+"""A process that does many runs or jobs keeps nothing of those that have ended."""
 
 import gc
 from pathlib import Path
@@ -23,7 +23,7 @@ class Said(Watcher):
 def test_a_job_leaves_nothing_in_memory(tmp_path: Path) -> None:
     said = Said()
     with Team("tests.unit.cyclic_jobs", workers=1, logs=tmp_path) as team:
-        team.play([Job(id=str(number), asked={}) for number in range(3)], [said])
+        team.run([Job(id=str(number), message={}) for number in range(3)], [said])
     assert said.errors == ["0 alive"] * 3
 
 

@@ -314,7 +314,7 @@ def test_points_are_where_the_axis_says(is_log: bool) -> None:
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30))
 def test_an_axis_of_values_holds_them_and_its_ticks(values: list[float]) -> None:
     axis = value_axis(values)
-    assert all(-1e-6 <= axis.place(value) <= 1 + 1e-6 for value in [*values, *axis.ticks()])
+    assert all(-1e-6 <= axis.position(value) <= 1 + 1e-6 for value in [*values, *axis.ticks()])
     assert len(axis.ticks()) >= 2
 
 

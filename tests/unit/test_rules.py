@@ -13,11 +13,15 @@ from fedsign.rules import Choice, Rule
 from fedsign.workload import Workload
 
 SHARDED = Choice(
-    made=lambda its: its.ranks > 1,
+    made=lambda config: config.ranks > 1,
     given="ranks={ranks} was given, but",
     rules=(
-        Rule(lambda its: its.ranks % its.groups, "groups={groups} leaves a remainder of {found}", "choose a divisor"),
-        Rule(lambda its: its.ranks > its.gpus, "there are {gpus} GPUs"),
+        Rule(
+            lambda config: config.ranks % config.groups,
+            "groups={groups} leaves a remainder of {found}",
+            "choose a divisor",
+        ),
+        Rule(lambda config: config.ranks > config.gpus, "there are {gpus} GPUs"),
     ),
     remedy="or give ranks=1",
 )
@@ -42,7 +46,9 @@ def test_a_choice_is_refused_by_the_first_of_its_rules_that_is_broken(
 
 @pytest.mark.parametrize("rounds", [5, 6])
 def test_a_capabilitys_rules_are_applied_to_an_experiment(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = Rule[Experiment](lambda its: its.config.rounds > 5, "rounds={config.rounds} was given", "give 5 at most")
+    rule = Rule[Experiment](
+        lambda config: config.config.rounds > 5, "rounds={config.rounds} was given", "give 5 at most"
+    )
     monkeypatch.setattr(compatibility, "extensions", {"rules": ((rule,),)}.__getitem__)
     experiment = Experiment(workload=Workload(from_dict({"rounds": rounds})), spec=ObjectiveSpec())
     if rounds == 5:

@@ -30,7 +30,7 @@ class Whole(Strategy):
     takes_parts = False
     rules: ClassVar[tuple[Rule[Any], ...]] = (
         Rule(
-            lambda its: its.server.cohort_size < 4,
+            lambda config: config.server.cohort_size < 4,
             "strategy.name={strategy.name} was given with server.cohort_size={server.cohort_size}",
             "ask 4 or more",
         ),

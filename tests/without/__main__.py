@@ -7,9 +7,9 @@ python -m tests.without privacy --static   # without the tests
 python -m tests.without --each             # for all capabilities, one after another
 python -m tests.without --of-commit        # for one: touched by the last commit, or else chosen by its hash
 
-`--each` plays a test only once where possible: a test that passes with nothing deleted, and with several capabilities
+`--each` runs a test only once where possible: a test that passes with nothing deleted, and with several capabilities
 deleted, passes without each of them.  It therefore deletes groups first, and then each capability alone, with the tests
-that no group has played without it.
+that no group has tested without it.
 """
 
 import argparse

@@ -28,7 +28,7 @@ def test_what_is_left_requires_nothing_that_is_deleted(name: str) -> None:
     assert not [each for each, row in CAPABILITIES.items() if each not in gone and gone & row.requires.keys()]
 
 
-def test_each_capability_is_played_without_each_other_in_some_group() -> None:
+def test_each_capability_is_tested_without_each_other_in_some_group() -> None:
     found = [*groups()]
     assert len(found) <= 1 + len(CAPABILITIES)
     for gone in CAPABILITIES:

@@ -520,7 +520,7 @@ def test_a_run_is_gone_on_with_by_another_number_of_workers(tmp_path: Path) -> N
     assert load_run(half.path).config.engine.settings["workers"] == 3
 
 
-def play(folder: Path, code: str) -> "subprocess.Popen[str]":
+def start_script(folder: Path, code: str) -> "subprocess.Popen[str]":
     (folder / "mine_of_workers.py").write_text(SCRIPT + code)
     return subprocess.Popen(
         [sys.executable, "mine_of_workers.py"],
@@ -549,7 +549,7 @@ run({"rounds": %d, "callbacks": [], "engine": {"workers": 2}, "client": {"local_
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_workers_end_with_the_process_that_started_them(end: signal.Signals, tmp_path: Path) -> None:
     """A script without `if __name__ == "__main__"`, too."""
-    with play(tmp_path, LONG % 100_000) as process:
+    with start_script(tmp_path, LONG % 100_000) as process:
         assert process.stdout is not None
         workers = [int(word) for word in process.stdout.readline().split()]
         assert len(workers) == 2 and all(map(is_alive, workers))
@@ -566,20 +566,20 @@ def test_workers_end_with_the_process_that_started_them(end: signal.Signals, tmp
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_plays_its_run_once(tmp_path: Path) -> None:
-    with play(tmp_path, LONG % 3) as process:
+def test_a_script_without_a_guard_starts_its_run_once(tmp_path: Path) -> None:
+    with start_script(tmp_path, LONG % 3) as process:
         said, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert said.count("\n") == 1 and len([*tmp_path.glob("runs/*/*/rounds.jsonl")]) == 1
 
 
 @pytest.mark.slow
-def test_a_module_that_plays_a_run_when_it_is_imported_does_not_do_so_in_workers(tmp_path: Path) -> None:
+def test_a_module_that_starts_a_run_when_it_is_imported_does_not_do_so_in_workers(tmp_path: Path) -> None:
     code = """
 run({"rounds": 3, "callbacks": [], "engine": {"workers": 2}, "client": {"local_epochs": 1},
      "model": {"name": "mine_of_workers:model"}, "server": {"cohort_size": 50}, "rounds": 100})
 """
-    with play(tmp_path, code) as process:
+    with start_script(tmp_path, code) as process:
         _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     assert 'put that under `if __name__ == "__main__":`' in errors

@@ -77,20 +77,20 @@ class Listing:
     def __init__(self, folder: Path, *, size: int, channels: int, class_names: tuple[str, ...] = ()) -> None:
         try:
             # with agreed classes, a site may lack the images of some
-            found = torchvision("torchvision.datasets").ImageFolder(folder, allow_empty=bool(class_names))
+            images = torchvision("torchvision.datasets").ImageFolder(folder, allow_empty=bool(class_names))
         except OSError as error:
             raise DataError(
                 f"{folder.absolute()} is no folder of class folders with images ({error}). Expected "
                 f"{folder}/CLASS/IMAGE for every class; name another folder with --set data.root=PATH."
             ) from error
         self.folder = folder
-        self._files: list[str] = [path for path, _ in found.samples]
+        self._files: list[str] = [path for path, _ in images.samples]
         self._shape = (channels, size, size)
-        self.class_names: tuple[str, ...] = class_names or tuple(found.classes)
-        check_classes(found.classes, self.class_names, where=str(folder.absolute()), what="the class folder")
-        position = {name: place for place, name in enumerate(self.class_names)}
+        self.class_names: tuple[str, ...] = class_names or tuple(images.classes)
+        check_classes(images.classes, self.class_names, where=str(folder.absolute()), kind="the class folder")
+        position = {name: index for index, name in enumerate(self.class_names)}
         # torchvision numbers the folders that exist, in sorted order; the model's outputs follow class_names
-        self.targets = torch.tensor([position[found.classes[label]] for label in found.targets], dtype=torch.int64)
+        self.targets = torch.tensor([position[images.classes[label]] for label in images.targets], dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self._files)

@@ -38,13 +38,13 @@ class Split:
     def moved_sentence(self, name: str) -> str:
         """A sentence about moved samples, for readers of a run."""
         total = sum(map(len, self.indices))
-        said = (
+        sentence = (
             f"no draw of the {name} partition gave every client its minimum: {self.num_moved:,} of {total:,} samples "
             "were moved to the smallest clients from the largest"
         )
         if self.moved_label_distance is None:
-            return said + "."
-        return said + (
+            return sentence + "."
+        return sentence + (
             f"; the clients' label histograms, drawn and dealt, differ by {self.moved_label_distance:.4f} on average "
             "(total variation)."
         )
@@ -66,17 +66,17 @@ def split_of(given: object, *, name: str) -> Split:
     )
 
 
-def _integers(part: object, who: str, expected: str) -> IntArray:
+def _integers(part: object, prefix: str, expected: str) -> IntArray:
     try:
         index = np.asarray(part)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{who} a {type(part).__name__} that is no array ({error}); {expected}") from error
+        raise DataError(f"{prefix} a {type(part).__name__} that is no array ({error}); {expected}") from error
     if index.ndim != 1 or (len(index) and index.dtype.kind not in "iu"):
-        raise DataError(f"{who} {index.dtype} values of shape {index.shape}; {expected}")
+        raise DataError(f"{prefix} {index.dtype} values of shape {index.shape}; {expected}")
     return index.astype(np.int64)
 
 
-def label_distance(some: npt.ArrayLike, other: npt.ArrayLike) -> float:
+def label_distance(first_counts: npt.ArrayLike, other: npt.ArrayLike) -> float:
     """Mean over clients of the total variation between two label histograms, both [K, C]; in [0, 1].
 
     With class shares p and q it is sum_c |p_c - q_c| / 2: the fraction of a client's samples whose label would have to
@@ -85,7 +85,7 @@ def label_distance(some: npt.ArrayLike, other: npt.ArrayLike) -> float:
     >>> label_distance([[2, 2], [0, 0]], [[4, 0], [1, 0]])
     0.75
     """
-    first, second = np.asarray(some, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    first, second = np.asarray(first_counts, dtype=np.float64), np.asarray(other, dtype=np.float64)
     first_sizes, second_sizes = first.sum(axis=1), second.sum(axis=1)
     # an empty histogram stays 0 instead of 0 / 0; its distance is set below
     p = first / np.maximum(first_sizes, 1)[:, None]

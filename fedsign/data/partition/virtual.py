@@ -74,12 +74,12 @@ def _by_label(train: AnySamples, alpha: float) -> Callable[[int, np.random.Gener
     labels = class_labels(train, name="virtual", instead="partition.labels=iid")
     # once for all clients: a draw then costs its own samples, not a pass over the data
     by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    there = np.array([len(index) for index in by_class])
+    class_sizes = np.array([len(index) for index in by_class])
     # a Dirichlet distribution needs positive parameters; a tiny alpha would underflow to 0
-    concentration = np.maximum(alpha * len(there) * there / there.sum(), np.finfo(np.float64).tiny)
+    concentration = np.maximum(alpha * len(class_sizes) * class_sizes / class_sizes.sum(), np.finfo(np.float64).tiny)
 
     def pick(size: int, rng: np.random.Generator) -> IntArray:
-        counts = draw_counts(size, rng.dirichlet(concentration), there, rng)
+        counts = draw_counts(size, rng.dirichlet(concentration), class_sizes, rng)
         chosen = [
             index[rng.choice(len(index), size=n, replace=False)] for index, n in zip(by_class, counts, strict=True) if n
         ]
@@ -88,14 +88,14 @@ def _by_label(train: AnySamples, alpha: float) -> Callable[[int, np.random.Gener
     return pick
 
 
-def draw_counts(size: int, q: npt.NDArray[np.float64], there: IntArray, rng: np.random.Generator) -> IntArray:
+def draw_counts(size: int, q: npt.NDArray[np.float64], class_sizes: IntArray, rng: np.random.Generator) -> IntArray:
     """Samples per class, [C]: multinomial with shares q, but no more than a class has."""
-    counts = np.zeros_like(there)
+    counts = np.zeros_like(class_sizes)
     # ends: a pass that leaves some over has used up at least one class
     while left := size - int(counts.sum()):
-        weights = np.where(counts < there, q, 0.0)
+        weights = np.where(counts < class_sizes, q, 0.0)
         if not weights.sum() > 0:  # all remaining classes have probability 0: draw by their frequency
-            weights = (there - counts).astype(np.float64)
+            weights = (class_sizes - counts).astype(np.float64)
         # weights of used-up classes are 0, so the others' shares are renormalized
-        counts = np.minimum(counts + rng.multinomial(left, weights / weights.sum()), there)
+        counts = np.minimum(counts + rng.multinomial(left, weights / weights.sum()), class_sizes)
     return counts

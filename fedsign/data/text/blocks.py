@@ -63,7 +63,9 @@ def cut(document: Document, test_fraction: float) -> tuple[Document, Document]:
     earliest = len(text) - int(test_fraction * len(text))
     found = ((text.find(mark, earliest), len(mark)) for mark in _BREAKS)
     # a mark at the very end of the text would leave the test part empty
-    at = next((place + length for place, length in found if place >= 0 and place + length < len(text)), earliest)
+    at = next(
+        (position + length for position, length in found if position >= 0 and position + length < len(text)), earliest
+    )
     # a cut at an end leaves one part empty and the other whole
     is_whole = at in (0, len(text))
     parts = [Document(text=part, owner=document.owner, is_whole=is_whole) for part in (text[:at], text[at:])]
@@ -124,14 +126,14 @@ def dataset_of(
         DataError: a part has no text, or no full block.
     """
     parts: list[Samples] = []
-    for which, documents in (("training", train), ("test", test)):
+    for part, documents in (("training", train), ("test", test)):
         streams = [stream_of(each, tokenizer) for each in documents if each.text]
         longest = max((len(stream.tokens) - 1 for stream in streams), default=0)
         if not longest:
             raise DataError(
-                f"{where} leaves no text for the {which} part; give more text, or change data.test_fraction."
+                f"{where} leaves no text for the {part} part; give more text, or change data.test_fraction."
             )
-        if which == "training" and block_length > longest:
+        if part == "training" and block_length > longest:
             raise DataError(
                 f"data.block_length={block_length} was given, but the longest document of {where} has {longest} "
                 "tokens for training, so that no block would be full; lower it."

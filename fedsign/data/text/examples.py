@@ -39,37 +39,37 @@ class Piece(NamedTuple):
     ends: bool = False
 
 
-def example_of(line: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt, score: Score, owner: int) -> Stream:
+def example_of(entry: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt, score: Score, owner: int) -> Stream:
     """The tokens of a line, after the start token, with a mask of scored ones.
 
     Raises:
         DataError: the line has neither form.
     """
-    if "messages" in line:
-        messages = _messages(line["messages"])
+    if "messages" in entry:
+        messages = _messages(entry["messages"])
         has_template = getattr(tokenizer, "has_chat_template", False)  # only Hugging Face tokenizers
         pieces = list(_templated(messages, tokenizer) if has_template else _plain(messages))
-    elif "instruction" in line:
-        pieces = _alpaca(line, prompt)
+    elif "instruction" in entry:
+        pieces = _alpaca(entry, prompt)
     else:
         raise DataError(
-            f"has the keys {', '.join(map(str, line)) or 'none'}; expected instruction, input and output, or messages."
+            f"has the keys {', '.join(map(str, entry)) or 'none'}; expected instruction, input and output, or messages."
         )
     return _stream(pieces, tokenizer, scores_all=score == "all", owner=owner)
 
 
-def _alpaca(line: Mapping[str, Any], prompt: Prompt) -> list[Piece]:
-    asked, given, answer = (_text(line, key) for key in ("instruction", "input", "output"))
+def _alpaca(entry: Mapping[str, Any], prompt: Prompt) -> list[Piece]:
+    instruction, given, answer = (_text(entry, key) for key in ("instruction", "input", "output"))
     if not answer:
         raise DataError("has no output, which is what a model has to learn; give it one, or leave the line out.")
     first = _FIRST[bool(given)] if prompt == "alpaca" else ""
     context = f"### Input:\n{given}\n\n" if given else ""
-    text = f"{first}### Instruction:\n{asked}\n\n{context}### Response:\n"
+    text = f"{first}### Instruction:\n{instruction}\n\n{context}### Response:\n"
     return [Piece(text), Piece(answer, is_answer=True, ends=True)]
 
 
-def _text(line: Mapping[str, Any], key: str) -> str:
-    value = line.get(key)
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    value = entry.get(key)
     if value is not None and not isinstance(value, str):
         raise DataError(f"has {key}={str(value)[:80]!r}; expected a text in quotes.")
     return value or ""
@@ -91,8 +91,8 @@ def _messages(given: Any) -> Sequence[Mapping[str, str]]:
 
 
 def _plain(messages: Sequence[Mapping[str, str]]) -> Iterator[Piece]:
-    for place, message in enumerate(messages):
-        gap = "\n\n" if place else ""
+    for index, message in enumerate(messages):
+        gap = "\n\n" if index else ""
         is_answer = message["role"] == "assistant"
         yield Piece(f"{gap}### {message['role'].capitalize()}:\n")
         yield Piece(message["content"], is_answer=is_answer, ends=is_answer)
@@ -101,19 +101,19 @@ def _plain(messages: Sequence[Mapping[str, str]]) -> Iterator[Piece]:
 def _templated(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Iterator[Piece]:
     """The template's output, split into what it writes between answers and the answers."""
     written = ""
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         # rendered in growing prefixes, because a template does not say where in its text an answer lies
-        asked = tokenizer.chat(messages[:place], asks=True)
-        answered = tokenizer.chat(messages[: place + 1], asks=False)
-        if not (asked.startswith(written) and answered.startswith(asked)):
+        prompt = tokenizer.chat(messages[:index], asks=True)
+        answered = tokenizer.chat(messages[: index + 1], asks=False)
+        if not (prompt.startswith(written) and answered.startswith(prompt)):
             raise DataError(
                 "has a conversation that the tokenizer's chat template writes anew with every message, so that its "
                 "answers cannot be told apart; make a line of each answer, or use data.tokenizer=byte."
             )
-        yield Piece(asked.removeprefix(written))
-        answer, is_last = answered.removeprefix(asked), place == len(messages) - 1
+        yield Piece(prompt.removeprefix(written))
+        answer, is_last = answered.removeprefix(prompt), index == len(messages) - 1
         ends = is_last and tokenizer.end_id not in tokenizer.encode(answer)  # the template may have added it
         yield Piece(answer, is_answer=True, ends=ends)
         written = answered
@@ -125,13 +125,13 @@ def _stream(pieces: Sequence[Piece], tokenizer: Tokenizer, *, scores_all: bool, 
     tokens: list[int] = []
     scored: list[bool] = []
     for piece in pieces:
-        found = tokenizer.encode(piece.text) + [tokenizer.end_id] * piece.ends
-        tokens += found
-        scored += [piece.is_answer or scores_all] * len(found)
+        ids = tokenizer.encode(piece.text) + [tokenizer.end_id] * piece.ends
+        tokens += ids
+        scored += [piece.is_answer or scores_all] * len(ids)
     if tokens and tokens[0] != tokenizer.start_id:  # a template may have added it
         tokens, scored = [tokenizer.start_id, *tokens], [False, *scored]
     is_scored = np.array(scored, dtype=np.bool_)
     # nothing precedes the first token that could predict it; a slice, since there may be none
     is_scored[:1] = False
-    made: IntArray = np.array(tokens, dtype=np.int64)
-    return Stream(made, is_scored, owner)
+    all_ids: IntArray = np.array(tokens, dtype=np.int64)
+    return Stream(all_ids, is_scored, owner)

@@ -34,8 +34,8 @@ class HuggingFace:
         try:
             tokenizer = library.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # tokenizers raise errors of any type for malformed files
-            what = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise DataError(f"the tokenizer in {path.absolute()} cannot be read ({what[:200]}).") from error
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise DataError(f"the tokenizer in {path.absolute()} cannot be read ({reason[:200]}).") from error
         if tokenizer.eos_token_id is None:
             raise DataError(
                 f"the tokenizer in {path.absolute()} has no end token (eos_token), which says where a text ends; add "
@@ -53,12 +53,12 @@ class HuggingFace:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of vocabulary, special tokens and chat template."""
-        said = [
+        parts = [
             sorted(self._tokenizer.get_vocab().items()),  # the dict's own order varies
             [self.start_id, self.end_id, self.pad_id],
             self._tokenizer.chat_template,
         ]
-        return sha256(json.dumps(said).encode("utf-8")).hexdigest()
+        return sha256(json.dumps(parts).encode("utf-8")).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The text's tokens, without special tokens of the tokenizer."""

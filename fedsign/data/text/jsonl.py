@@ -19,7 +19,7 @@ from fedsign.errors import ConfigError, DataError
 
 class _Line(NamedTuple):
     where: str
-    said: dict[str, Any]
+    entry: dict[str, Any]
 
 
 @reads_text
@@ -56,24 +56,26 @@ def jsonl(
     lines = _lines(path, "data.path")
     if test_path is None:
         # back in the file's order: only membership is random
-        parts = [[lines[place] for place in sorted(index)] for index in train_test(len(lines), seed, test_fraction)]
+        parts = [[lines[row] for row in sorted(index)] for index in train_test(len(lines), seed, test_fraction)]
     else:
         parts = [lines, _lines(test_path, "data.test_path")]
-    made = tokenizer_of(tokenizer, ())
-    found: list[Samples] = []
+    encoder = tokenizer_of(tokenizer, ())
+    both_samples: list[Samples] = []
     notes = [_repeated(*parts)]
-    for which, part, key in zip(("training", "test"), parts, (owner, None), strict=True):
+    for split, part, key in zip(("training", "test"), parts, (owner, None), strict=True):
         owners = _owners(part, key)
-        examples = [_example(line, made, prompt, score, each) for line, each in zip(part, owners, strict=True)]
-        samples, note = pack(examples, block_length, pad_id=made.pad_id, packing=packing, which=which)
+        examples = [_example(line, encoder, prompt, score, each) for line, each in zip(part, owners, strict=True)]
+        samples, note = pack(examples, block_length, pad_id=encoder.pad_id, packing=packing, split=split)
         notes.append(note)
         if not len(samples):
             raise DataError(
-                f"nothing that is scored is left of the {len(part)} {which} lines, since their prompts fill "
+                f"nothing that is scored is left of the {len(part)} {split} lines, since their prompts fill "
                 f"data.block_length={block_length} tokens; raise it."
             )
-        found.append(samples if key else replace(samples, owners=None))
-    return Dataset(train=found[0], test=found[1], class_names=(), text=made, notes=tuple(filter(None, notes)))
+        both_samples.append(samples if key else replace(samples, owners=None))
+    return Dataset(
+        train=both_samples[0], test=both_samples[1], class_names=(), text=encoder, notes=tuple(filter(None, notes))
+    )
 
 
 def _lines(path: str, key: str) -> list[_Line]:
@@ -87,20 +89,20 @@ def _lines(path: str, key: str) -> list[_Line]:
         raise DataError(f"there is no file {file.absolute()}; name the lines with --set {key}=PATH.")
     # not splitlines(), which also splits at U+2028 and other characters that JSON allows in texts
     texts = enumerate(text_of(file).split("\n"), start=1)
-    found = [_line(text, f"line {place} of {file}") for place, text in texts if text.strip()]
-    if not found:
+    parsed = [_line(text, f"line {number} of {file}") for number, text in texts if text.strip()]
+    if not parsed:
         raise DataError(f"{file} has no line; expected an example a line.")
-    return found
+    return parsed
 
 
 def _line(text: str, where: str) -> _Line:
     try:
-        said = json.loads(text)
+        entry = json.loads(text)
     except ValueError as error:
         raise DataError(f"{where} is not JSON ({error}); expected one example a line, in braces.") from error
-    if not isinstance(said, dict):
+    if not isinstance(entry, dict):
         raise DataError(f"{where} is {text.strip()[:80]}; expected an example in braces.")
-    return _Line(where, said)
+    return _Line(where, entry)
 
 
 def _owners(lines: Sequence[_Line], key: str | None) -> list[int]:
@@ -108,17 +110,17 @@ def _owners(lines: Sequence[_Line], key: str | None) -> list[int]:
     if key is None:
         return [0] * len(lines)
     for line in lines:
-        if not isinstance(line.said.get(key), str | int):
+        if not isinstance(line.entry.get(key), str | int):
             raise DataError(
                 f"{line.where} has no owner under the key '{key}'; give every line one, a text or a number, or leave "
                 "data.owner out."
             )
-    return numbers_of([str(line.said[key]) for line in lines])
+    return numbers_of([str(line.entry[key]) for line in lines])
 
 
 def _example(line: _Line, tokenizer: Tokenizer, prompt: Prompt, score: Score, owner: int) -> Stream:
     try:
-        return example_of(line.said, tokenizer, prompt=prompt, score=score, owner=owner)
+        return example_of(line.entry, tokenizer, prompt=prompt, score=score, owner=owner)
     except DataError as error:
         raise DataError(f"{line.where} {error}") from error
 
@@ -126,6 +128,6 @@ def _example(line: _Line, tokenizer: Tokenizer, prompt: Prompt, score: Score, ow
 def _repeated(train: Sequence[_Line], test: Sequence[_Line]) -> str | None:
     """A sentence on test lines that also occur in the training lines."""
     # sorted keys and parsed values: layout does not matter
-    known = {json.dumps(line.said, sort_keys=True) for line in train}
-    num = sum(json.dumps(line.said, sort_keys=True) in known for line in test)
+    known = {json.dumps(line.entry, sort_keys=True) for line in train}
+    num = sum(json.dumps(line.entry, sort_keys=True) in known for line in test)
     return f"{num:,} of {len(test):,} test lines are in the training lines, too, word for word." if num else None

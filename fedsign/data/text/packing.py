@@ -19,13 +19,13 @@ from fedsign.tasks.base import IGNORED
 
 
 def pack(
-    examples: Iterable[Stream], block_length: int, *, pad_id: int, packing: bool, which: str
+    examples: Iterable[Stream], block_length: int, *, pad_id: int, packing: bool, split: str
 ) -> tuple[Samples, str | None]:
     """The blocks of examples, grouped by owner, and a sentence for readers of a run if any example was truncated.
 
-    `which` names the examples in that sentence: training or test.
+    `split` names the examples in that sentence: training or test.
     """
-    found: list[tuple[IntArray, IntArray, int]] = []  # features and targets [1, T] of each block, and its owner
+    blocks: list[tuple[IntArray, IntArray, int]] = []  # features and targets [1, T] of each block, and its owner
     num_examples = num_cut = num_lost = end = 0
     # a stable sort: each owner's examples keep their order, and no block mixes owners
     for example in sorted(examples, key=attrgetter("owner")):
@@ -37,18 +37,18 @@ def pack(
         if not (scored != IGNORED).any():
             num_lost += 1
             continue
-        if not (packing and found and found[-1][2] == example.owner and end + len(scored) <= block_length):
-            found.append((np.full((1, block_length), pad_id), np.full((1, block_length), IGNORED), example.owner))
+        if not (packing and blocks and blocks[-1][2] == example.owner and end + len(scored) <= block_length):
+            blocks.append((np.full((1, block_length), pad_id), np.full((1, block_length), IGNORED), example.owner))
             end = 0
         # written in place, into the arrays of the open block
-        features, targets, _ = found[-1]
-        place = slice(end, end + len(scored))
-        features[0, place], targets[0, place], end = inner, scored, place.stop
+        features, targets, _ = blocks[-1]
+        span = slice(end, end + len(scored))
+        features[0, span], targets[0, span], end = inner, scored, span.stop
     note = None
     if num_cut:
         lost = f", of which {num_lost:,} had their whole answer beyond it and are left out" if num_lost else ""
         note = (
-            f"{num_cut:,} of {num_examples:,} {which} examples are longer than data.block_length={block_length} "
+            f"{num_cut:,} of {num_examples:,} {split} examples are longer than data.block_length={block_length} "
             f"tokens and were cut{lost}."
         )
-    return joined(found, block_length), note
+    return joined(blocks, block_length), note

@@ -45,14 +45,14 @@ def text_folder(
     numbers = iter(numbers_of([owner for part in files for owner, _ in part]))
     documents = [[_document(file, next(numbers)) for _, file in part] for part in files]
     train, test = documents if is_split else zip(*(cut(each, test_fraction) for each in documents[0]), strict=True)
-    made = dataset_of(
+    dataset = dataset_of(
         train,
         test,
         tokenizer_of(tokenizer, (document.text for document in train)),
         block_length=block_length,
         where=str(folder.absolute()),
     )
-    return replace(made, notes=_beside(folder) if is_split else _alone(folder))
+    return replace(dataset, notes=_beside(folder) if is_split else _alone(folder))
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:
@@ -75,10 +75,10 @@ def _beside(folder: Path) -> tuple[str, ...]:
 
 def _alone(folder: Path) -> tuple[str, ...]:
     """A sentence on a folder named train or test that lacks its counterpart."""
-    there, missing = ([part for part in _PARTS if (folder / part).is_dir() is exists] for exists in (True, False))
+    present, missing = ([part for part in _PARTS if (folder / part).is_dir() is exists] for exists in (True, False))
     return tuple(
         f"{folder / part} is one owner's folder like any other, since there is no folder '{missing[0]}' beside it."
-        for part in there
+        for part in present
     )
 
 

@@ -62,7 +62,7 @@ class Characters:
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {character: place for place, character in enumerate(self.characters, start=2)}
+        return {character: index for index, character in enumerate(self.characters, start=2)}
 
     def encode(self, text: str) -> list[int]:
         """One token per character."""

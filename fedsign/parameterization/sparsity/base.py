@@ -73,11 +73,14 @@ class Changing:
 
     def _change(self, tensor: Masked, state: State) -> None:
         mask = tensor.mask
-        before, rows = mask.is_there, mask.places
+        before, rows = mask.is_present, mask.indices
         after = self._rule.new_mask(tensor, self._num_steps)
         tensor.weights.masked_fill_(~after, 0)
         mask.become(after)
-        stay, stayed = after.flatten()[rows], before.flatten()[mask.places]  # among the old weights, among the new ones
+        stay, stayed = (
+            after.flatten()[rows],
+            before.flatten()[mask.indices],
+        )  # among the old weights, among the new ones
         for key, row in state.items():
             if isinstance(row, Tensor):
                 state[key] = torch.zeros(len(stayed), dtype=row.dtype, device=row.device)
@@ -90,6 +93,6 @@ def largest(scores: Tensor, num: int) -> Tensor:
     >>> largest(torch.tensor([1.0, 3.0, 3.0, 2.0]), 2).tolist()
     [False, True, True, False]
     """
-    found = torch.zeros_like(scores, dtype=torch.bool)
-    found[scores.argsort(descending=True, stable=True)[:num]] = True
-    return found
+    mask = torch.zeros_like(scores, dtype=torch.bool)
+    mask[scores.argsort(descending=True, stable=True)[:num]] = True
+    return mask

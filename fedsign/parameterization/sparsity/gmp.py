@@ -79,7 +79,7 @@ class GMP(MaskRule):
 
     def new_mask(self, tensor: Masked, step: int) -> Tensor:
         """Keep the largest present weights."""
-        there = tensor.mask.is_there.flatten()
-        num = round(self.density(step, tensor.density) * there.numel())
-        kept = largest(tensor.weights.abs().flatten().masked_fill(~there, -1), num)
-        return (kept & there).view_as(tensor.weights)
+        present = tensor.mask.is_present.flatten()
+        num = round(self.density(step, tensor.density) * present.numel())
+        kept = largest(tensor.weights.abs().flatten().masked_fill(~present, -1), num)
+        return (kept & present).view_as(tensor.weights)

@@ -66,9 +66,9 @@ class RigL(MaskRule):
         gradient = tensor.mask.dense_gradient
         if gradient is None:
             raise ValueError("RigL was given no gradient of the absent weights.")
-        there = tensor.mask.is_there.flatten()
-        num = int(there.sum())
+        present = tensor.mask.is_present.flatten()
+        num = int(present.sum())
         k = int(num * self.fraction(step))
-        kept = largest(tensor.weights.abs().flatten().masked_fill(~there, -1), num - k)
+        kept = largest(tensor.weights.abs().flatten().masked_fill(~present, -1), num - k)
         grown = largest(gradient.abs().flatten().masked_fill(kept, -1), k)
         return (kept | grown).view_as(tensor.weights)

@@ -33,8 +33,8 @@ def hooks_of(grid: Grid, folder: RunFolder, federation: Federation | None, progr
 
     def note(event: Mapping[str, str]) -> None:
         # here, at the one place where events are written: their texts may quote a site
-        told = {key: printable(value) for key, value in event.items()}
-        folder.append("members.jsonl", {"round": len(folder.rounds()) + 1, **told})
+        entries = {key: printable(value) for key, value in event.items()}
+        folder.append("members.jsonl", {"round": len(folder.rounds()) + 1, **entries})
 
     # the run's own SuperNodes have no keys, and nobody asks for their status
     if federation is None or progress is None:
@@ -46,12 +46,12 @@ def judge(answer: ConfigRecord) -> tuple[str, str]:
     """Compare a node's versions with the server's, and read what its site permits; see `Judge`."""
     here = versions()
     try:
-        there = _VERSIONS.validate_json(str(answer.get(VERSIONS_KEY, "{}")))
+        node_versions = _VERSIONS.validate_json(str(answer.get(VERSIONS_KEY, "{}")))
     except ValueError:
-        there = {}
-    states = dict(compared(there, here))
+        node_versions = {}
+    states = dict(compared(node_versions, here))
     differs = ", ".join(
-        f"{program} {there.get(program, MISSING)} where the server has {here[program]}"
+        f"{program} {node_versions.get(program, MISSING)} where the server has {here[program]}"
         for program, state in states.items()
         if state != "ok"
     )

@@ -35,7 +35,7 @@ from simulations.rounds import RoundLoop
 FOLDER_KEY = "run-folder"  # key of the run configuration
 WORKING_KEY = "working-folder"  # the command's folder, which relative paths of the configuration refer to
 FOLLOWER_KEY = "followed-by"  # the command's process id; the run ends when that process does
-SUBMISSION_KEY = "submission"  # a run may be submitted several times; only the submission named in this file is played
+SUBMISSION_KEY = "submission"  # a run may be submitted several times; only the submission named in this file is run
 OUTCOME, PID, SUBMISSION = "served.json", "serverapp.pid", "submission"
 _SHUTDOWN_S = 10.0
 _COUNTS = TypeAdapter(dict[str, list[NonNegativeInt]])
@@ -46,30 +46,30 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play all rounds of the experiment in the run configuration."""
-    told = {key: str(value) for key, value in context.run_config.items()}
+    """Run all rounds of the experiment in the run configuration."""
+    settings = {key: str(value) for key, value in context.run_config.items()}
     # before anything else: Flower's own threads would keep a ServerApp without SuperLink or command alive
     end_with(os.getppid())
-    end_with(int(told[FOLLOWER_KEY]))
-    os.chdir(told[WORKING_KEY])
-    folder = RunFolder(Path(told[FOLDER_KEY]))
+    end_with(int(settings[FOLLOWER_KEY]))
+    os.chdir(settings[WORKING_KEY])
+    folder = RunFolder(Path(settings[FOLDER_KEY]))
     # before the check below: a newer submission either finds this process or is seen by it, see `end_server_app`
     record_this_process(folder.path / PID)
-    if told[SUBMISSION_KEY] != (folder.path / SUBMISSION).read_text(encoding="utf-8"):
-        return  # the run was submitted again; see `submission.play`
+    if settings[SUBMISSION_KEY] != (folder.path / SUBMISSION).read_text(encoding="utf-8"):
+        return  # the run was submitted again; see `submit_and_follow`
     try:
         with quiet_flower():
-            _play(SuperLinkGrid(cast(HttpGrid, grid)), told[EXPERIMENT_KEY], folder, name=told[RUN_KEY])
+            _run(SuperLinkGrid(cast(HttpGrid, grid)), settings[EXPERIMENT_KEY], folder, name=settings[RUN_KEY])
     except Exception as error:
         # the command raises the error again by the name of its class
         kind = type(error).__name__
-        said = str(error) if isinstance(error, FedSignError) else f"{kind}: {error}"
-        folder.write_json(OUTCOME, {"status": "failed", "kind": kind, "error": said})
+        message = str(error) if isinstance(error, FedSignError) else f"{kind}: {error}"
+        folder.write_json(OUTCOME, {"status": "failed", "kind": kind, "error": message})
         raise  # Flower must mark the run as failed, too
     folder.write_json(OUTCOME, {"status": "finished"})
 
 
-def _play(grid: Grid, config_toml: str, folder: RunFolder, *, name: str) -> None:
+def _run(grid: Grid, config_toml: str, folder: RunFolder, *, name: str) -> None:
     workload = workload_of(config_toml)
     config = workload.config
     # the number of threads decides the order of sums, and thereby the bits of the evaluation
@@ -100,7 +100,7 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder, *, name: str) -> None
 
 def label_counts(answers: Mapping[int, ConfigRecord]) -> dict[int, list[int]]:
     """Return the label counts of the clients whose nodes shared them."""
-    told: dict[int, list[int]] = {}
+    shared: dict[int, list[int]] = {}
     for client, answer in answers.items():
         try:
             counts = _COUNTS.validate_json(str(answer.get(COUNTS_KEY, "{}")))
@@ -108,8 +108,8 @@ def label_counts(answers: Mapping[int, ConfigRecord]) -> dict[int, list[int]]:
         except ValueError as error:
             _log.warning("the label counts of client %d are left out: %s", client, str(error).replace("\n", " "))
         else:
-            told |= {client: counts[str(client)]} if str(client) in counts else {}
-    return told
+            shared |= {client: counts[str(client)]} if str(client) in counts else {}
+    return shared
 
 
 def complete_partition(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:

@@ -1,4 +1,4 @@
-"""Play a run on a SuperLink: submit it as `flwr run` does, then follow the records in the run's folder."""
+"""Execute a run on a SuperLink: submit it as `flwr run` does, then follow the records in the run's folder."""
 
 import hashlib
 import logging
@@ -41,11 +41,11 @@ from simulations.rounds import OnRound
 _SERVER_APP = "simulations.deployment.engine.server_app:app"
 _POLL_S = 0.2
 # a status is a request to the SuperLink, a look only reads a pid file
-_STATUS_EVERY_S, _LOOKS_EVERY_S = 15.0, 1.0
+_STATUS_EVERY_S, _POLL_INTERVAL_S = 15.0, 1.0
 _log = logging.getLogger("fedsign")
 
 
-def play(
+def submit_and_follow(
     config: ExperimentConfig,
     folder: RunFolder,
     on_round: OnRound,
@@ -58,7 +58,7 @@ def play(
     Raises:
         EngineError: the SuperLink refuses the run, or stops during it according to `check_alive`.
     """
-    outcome, num_seen, num_told = folder.path / OUTCOME, len(folder.rounds()), len(folder.records("members.jsonl"))
+    outcome, num_seen, num_events = folder.path / OUTCOME, len(folder.rounds()), len(folder.records("members.jsonl"))
     app = write_submission(config, folder)
     # After the submission is written: a ServerApp that is still starting then sees that it is outdated.
     end_server_app(folder)
@@ -69,7 +69,7 @@ def play(
         while True:
             has_ended = outcome.exists()  # checked before reading: no records can follow
             # before the rounds: what happened to sites in a round belongs above its line
-            num_told = tell_events(folder, num_told)
+            num_events = tell_events(folder, num_events)
             # the size is one system call; reading thousands of records five times a second would load the disk
             if (size := size_of(folder.path / "rounds.jsonl")) != read:
                 for line in folder.rounds()[num_seen:]:
@@ -78,7 +78,7 @@ def play(
                 read = size
             if has_ended:
                 break
-            if time.monotonic() - looked_at > _LOOKS_EVERY_S:
+            if time.monotonic() - looked_at > _POLL_INTERVAL_S:
                 check_alive()
                 looked_at = time.monotonic()
             # Asked only when no record has come for a while: the ServerApp may have died without writing its outcome.
@@ -102,12 +102,12 @@ def play(
         raise getattr(errors, ended["kind"], EngineError)(ended["error"])  # as the class that was raised there
 
 
-def tell_events(folder: RunFolder, num_told: int) -> int:
+def tell_events(folder: RunFolder, num_events: int) -> int:
     """Report new events of the sites; return the number of records of members.jsonl reported so far."""
     events = folder.records("members.jsonl")
-    for event in events[num_told:]:
-        who = "the SuperLink" if event["site"] == SUPERLINK else f"site {event['site']}"
-        _log.warning("round %d: %s %s: %s", event["round"], who, event["event"], event["why"])
+    for event in events[num_events:]:
+        source = "the SuperLink" if event["site"] == SUPERLINK else f"site {event['site']}"
+        _log.warning("round %d: %s %s: %s", event["round"], source, event["event"], event["why"])
     return len(events)
 
 
@@ -130,17 +130,17 @@ def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:
     """Write the run's app into its folder; the ServerApp does not outlive this process."""
     # an earlier submission's outcome would end this one at once
     (folder.path / OUTCOME).unlink(missing_ok=True)
-    told = {
+    run_config = {
         FOLDER_KEY: str(folder.path.resolve()),
         RUN_KEY: _name_of(folder),
         FOLLOWER_KEY: str(os.getpid()),
         WORKING_KEY: str(Path.cwd()),
         SUBMISSION_KEY: uuid.uuid4().hex,
     }
-    write_text(folder.path / SUBMISSION, told[SUBMISSION_KEY])
+    write_text(folder.path / SUBMISSION, run_config[SUBMISSION_KEY])
     if lies_at_nodes(config):
         config = config.replace(**{"partition.roots": []})  # nodes must not learn where other sites' data are
-    return write_app(folder.path / "app", config, run_config=told, node=SuperNode, server_app=_SERVER_APP)
+    return write_app(folder.path / "app", config, run_config=run_config, node=SuperNode, server_app=_SERVER_APP)
 
 
 def _name_of(folder: RunFolder) -> str:

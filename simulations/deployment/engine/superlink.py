@@ -37,10 +37,10 @@ from fedsign.storage import checkpoints
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.deployment.engine.hooks import SUPERLINK
-from simulations.deployment.engine.submission import end_server_app, play, tell_events
+from simulations.deployment.engine.submission import end_server_app, submit_and_follow, tell_events
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import answers, answers_at, asking, control, process_of
-from simulations.deployment.probe import look_at_server
+from simulations.deployment.probe import probe_server
 from simulations.deployment.running import Programs, flower_environment, free_port
 from simulations.deployment.start import check_trust
 from simulations.rounds import OnRound
@@ -91,12 +91,12 @@ class SuperLink:
     is_deployed = keeps_processes = True
     rules: ClassVar[tuple[Rule[Any], ...]] = (
         Rule(
-            lambda its: its.engine.federation and its.engine.num_supernodes != _NUM_SUPERNODES,
+            lambda config: config.engine.federation and config.engine.num_supernodes != _NUM_SUPERNODES,
             "engine.num_supernodes={engine.num_supernodes} and engine.federation={engine.federation} were both given",
             "a federation has the SuperNodes of its sites: leave engine.num_supernodes out",
         ),
         Rule(
-            lambda its: its.engine.federation and its.engine.share_details,
+            lambda config: config.engine.federation and config.engine.share_details,
             "engine.share_details=true was given with engine.federation={engine.federation}, whose sites decide that",
             "start those that share with --node-config 'share-details=true', and leave engine.share_details out",
         ),
@@ -131,9 +131,9 @@ class SuperLink:
             _check_is_up(federation)
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
-        """Play the run on the named federation, or on one started for it."""
+        """Execute the run on the named federation, or on one started for it."""
         if self.federation:
-            _play_on(
+            _run_on(
                 open_federation(Path(self.federation)),
                 workload.config,
                 folder,
@@ -148,7 +148,7 @@ class SuperLink:
             for index, own in enumerate(self._node_configs(workload.config, folder)):
                 local.start_node(f"supernode-{index}", own)
             with control(local.address, authority=None) as link:
-                play(workload.config, folder, on_round, link=link, check_alive=local.check_alive)
+                submit_and_follow(workload.config, folder, on_round, link=link, check_alive=local.check_alive)
         finally:
             local.end()
 
@@ -171,10 +171,10 @@ class SuperLink:
             yield own
 
 
-def _play_on(
+def _run_on(
     federation: Federation, config: ExperimentConfig, folder: RunFolder, on_round: OnRound, *, patience_s: float
 ) -> None:
-    """Play a run; if the SuperLink went away and is back, continue from the last checkpoint.
+    """Execute a run; if the SuperLink went away and is back, continue from the last checkpoint.
 
     Raises:
         LinkLostError: the SuperLink does not come back in time.
@@ -183,7 +183,9 @@ def _play_on(
         process = process_of(federation)
         try:
             with asking(federation) as link:
-                play(config, folder, on_round, link=link, check_alive=partial(_check_same_link, federation, process))
+                submit_and_follow(
+                    config, folder, on_round, link=link, check_alive=partial(_check_same_link, federation, process)
+                )
         except LinkLostError:
             # psutil compares start times as well as ids
             if process_of(federation) == process:
@@ -197,11 +199,11 @@ def _play_on(
             _wait_for(federation, folder, patience_s)
             end_server_app(folder)
             round = checkpoints.rewind(folder)
-            told = {"site": SUPERLINK, "event": "restarted", "why": f"the run continues after round {round}"}
+            event = {"site": SUPERLINK, "event": "restarted", "why": f"the run continues after round {round}"}
             # after the rewind, which has dropped events that were told already
-            num_told = len(folder.records("members.jsonl"))
-            folder.append("members.jsonl", {"round": round + 1, **told})
-            tell_events(folder, num_told)
+            num_events = len(folder.records("members.jsonl"))
+            folder.append("members.jsonl", {"round": round + 1, **event})
+            tell_events(folder, num_events)
         else:
             return
 
@@ -269,4 +271,4 @@ def _check_is_up(federation: Federation) -> None:
             f"this command as {other} too: sudo -u {other} fedsign run ..."
         )
     # another program may listen on the port of a SuperLink that is still starting
-    look_at_server(federation.local_host, federation.port, authority=federation.trusted)
+    probe_server(federation.local_host, federation.port, authority=federation.trusted)

@@ -13,7 +13,7 @@ from fedsign.data.base import Dataset, Samples
 from fedsign.storage.results import Record
 from simulations.recipes.base import Metrics, Verdict, above, at_least, at_most, part, recipe, within
 from simulations.recipes.cells import all_rounds, averages, by_name, final_values, means, paired_difference
-from simulations.recipes.where import AT_HOME, Plays, Where
+from simulations.recipes.where import AT_HOME, Budget, Where
 
 _SEEDS, _TUNING_SEEDS = range(10), range(100, 103)
 _UNTUNED: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ _TRIALS: dict[str, dict[float, dict[str, Any]]] = {  # the same number for each 
     null={"fedavg": 0.1, "fedsign": 0.1, "feddyn": 0.1}
     | dict.fromkeys(("difference", "difference_low", "tuned_difference_low", "wins"), 0.0),
     expected=Verdict.IN_PART,
-    plays=lambda quick, where: Plays(trainings=8 if quick else 68, experiment=_default_on(where)),
+    budget=lambda quick, where: Budget(trainings=8 if quick else 68, experiment=_default_on(where)),
 )
 def fedsign_beats_fedavg_digits(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Compare accuracies of the default experiment over 10 seeds (quick: 4, without FedDyn and tuning).
@@ -121,7 +121,7 @@ _FASTER = at_most(0.7, "feddyn_over_fedavg")
     quick=[_FASTER],
     null={"fedavg": 0.1, "fedprox": 0.1, "feddyn": 0.1, "feddyn_over_fedavg": 1.0, "difference_low": 0.0},
     expected=Verdict.HOLDS,
-    plays=lambda quick, where: Plays(trainings=4 if quick else 15, experiment=_faster("fedavg", seed=0, where=where)),
+    budget=lambda quick, where: Budget(trainings=4 if quick else 15, experiment=_faster("fedavg", seed=0, where=where)),
 )
 def feddyn_faster_digits(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Compare mean accuracies of the last 10 of 150 rounds, and FedDyn's rounds to 90 % with FedAvg's.
@@ -140,7 +140,7 @@ def feddyn_faster_digits(quick: bool, where: Where = AT_HOME) -> Metrics:
             if not quick or name != "fedprox"
         }
     )
-    to_target = means({key: _rounds_to(0.9, lines) for key, lines in runs.items()})
+    to_target = means({key: _rounds_to(0.9, records) for key, records in runs.items()})
     accuracies = by_name(final_values(runs, "accuracy", last=10))
     return {
         **averages(accuracies),
@@ -181,10 +181,10 @@ def one_test_set(seed: int) -> Dataset:
     return Dataset(train=samples[order[:1437]], test=samples[order[1437:]], class_names=class_names)
 
 
-def _rounds_to(target: float, lines: Sequence[Record]) -> float:
+def _rounds_to(target: float, records: Sequence[Record]) -> float:
     """Return the rounds to a target as comparisons count them; NaN if it is not reached.
 
     See [Note: reached, censored] in fedsign/comparison/target.py.
     """
-    at = reaching(lines, "accuracy", target, higher_is_better=True)
-    return nan if at is None else float(lines[at]["round"])
+    at = reaching(records, "accuracy", target, higher_is_better=True)
+    return nan if at is None else float(records[at]["round"])

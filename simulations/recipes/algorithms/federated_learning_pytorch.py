@@ -26,7 +26,7 @@ from fedsign.data.partition.base import Split, class_labels
 from fedsign.intervals import mean_and_std
 from simulations.recipes.base import Metrics, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, by_name
-from simulations.recipes.where import Plays, Where
+from simulations.recipes.where import Budget, Where
 
 _SEEDS = range(10)
 _MODELS, _SPLITS = ("mlp", "cnn"), ("iid", "shards")
@@ -93,7 +93,7 @@ def first_four_fifths(train: AnySamples, num_clients: int, rng: np.random.Genera
     quick=[at_least(0.5, "mlp_iid_accuracy")],
     null={"mlp_iid_accuracy": 0.1} | {f"{cell}_off": inf for cell in _PUBLISHED},
     data={"mnist": Verdict.HOLDS},
-    plays=lambda quick, where: Plays(
+    budget=lambda quick, where: Budget(
         trainings=1 if quick else len(_PUBLISHED) * len(_SEEDS),
         experiment=_experiment("cnn", "shards", 0, where, rounds=3 if quick else 10),
     ),
@@ -108,16 +108,16 @@ def federated_learning_pytorch(quick: bool, where: Where) -> Metrics:
     thresholds were fixed before anything was run.
     """
     if quick:
-        (lines,) = all_rounds({0: _experiment("mlp", "iid", 0, where, rounds=3)}).values()
-        return {"mlp_iid_accuracy": float(lines[-1]["accuracy"])}
-    played = all_rounds(
+        (records,) = all_rounds({0: _experiment("mlp", "iid", 0, where, rounds=3)}).values()
+        return {"mlp_iid_accuracy": float(records[-1]["accuracy"])}
+    runs = all_rounds(
         {
             (f"{model}_{split}", seed): _experiment(model, split, seed, where)
             for model, split, seed in product(_MODELS, _SPLITS, _SEEDS)
         }
     )
     metrics: dict[str, float] = {}
-    for cell, accuracies in by_name({key: float(lines[-1]["accuracy"]) for key, lines in played.items()}).items():
+    for cell, accuracies in by_name({key: float(records[-1]["accuracy"]) for key, records in runs.items()}).items():
         metrics |= {f"{cell}_{name}": value for name, value in beside(_PUBLISHED[cell], accuracies).items()}
     return metrics
 

@@ -19,9 +19,9 @@ import numpy as np
 from fedsign.config import merged
 from fedsign.data.base import AnySamples, IntArray
 from fedsign.data.partition.base import Split, class_labels
-from simulations.recipes.algorithms.tables import means, play
+from simulations.recipes.algorithms.tables import compare_and_export, means
 from simulations.recipes.base import Shown, at_least, part, recipe, within
-from simulations.recipes.where import Plays, Where
+from simulations.recipes.where import Budget, Where
 
 _PUBLISHED: Mapping[str, Mapping[str, float]] = {  # data -> strategy -> accuracy
     "mnist": {"fedavg": 0.989, "scaffold": 0.990, "fedprox": 0.990},
@@ -41,8 +41,8 @@ def balanced_dirichlet(train: AnySamples, num_clients: int, rng: np.random.Gener
             sizes = np.array([sum(map(len, each)) for each in dealt])
             shares = rng.dirichlet(np.full(num_clients, alpha)) * (sizes < len(labels) / num_clients)
             cuts = (np.cumsum(shares / shares.sum()) * len(index)).astype(np.int64)[:-1]
-            for mine, new in zip(dealt, np.split(index, cuts), strict=True):
-                mine.append(new)
+            for own, new in zip(dealt, np.split(index, cuts), strict=True):
+                own.append(new)
         indices = [np.sort(np.concatenate(each)) for each in dealt]
         if min(map(len, indices)) >= _ENOUGH:
             return Split(indices=indices)
@@ -60,7 +60,7 @@ def balanced_dirichlet(train: AnySamples, num_clients: int, rng: np.random.Gener
     quick=[at_least(0.3, "fedavg")],  # after one round; chance is 0.1
     null={"fedavg": 0.1} | dict.fromkeys((f"{name}_minus_flower" for name in _STRATEGIES), nan),
     data={"mnist": None, "cifar10": None},
-    plays=lambda quick, where: Plays(
+    budget=lambda quick, where: Budget(
         trainings=1 if quick else len(_STRATEGIES) * _SEEDS, experiment=_experiment(quick, where)
     ),
     takes_model=False,
@@ -70,7 +70,7 @@ def flower_niid_bench(quick: bool, where: Where) -> Shown:
     """Return means over 3 seeds (quick: FedAvg only, one round)."""
     published = _PUBLISHED[where.set_name]
     names = ["fedavg"] if quick else list(_STRATEGIES)
-    summary = play(
+    summary = compare_and_export(
         f"flower-niid-bench-{where.label}{'-quick' if quick else ''}",
         _experiment(quick, where),
         strategies=names,

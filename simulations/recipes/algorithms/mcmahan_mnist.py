@@ -18,10 +18,10 @@ from typing import Any
 from fedsign.config import merged
 from fedsign.storage.results import Record
 from simulations.api import load_run
-from simulations.comparison.play import compare
+from simulations.comparison.execution import compare
 from simulations.recipes.base import Metrics, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds
-from simulations.recipes.where import Plays, Where
+from simulations.recipes.where import Budget, Where
 
 _MODELS: dict[str, tuple[dict[str, Any], int, float]] = {  # model, local epochs, target
     "2nn": ({"name": "mlp", "hidden": [200, 200]}, 1, 0.97),
@@ -57,7 +57,7 @@ def _ratio(cell: _Cell) -> str:
     quick=[at_least(0.5, "2nn_iid_accuracy")],  # after three rounds; chance is 0.1
     null={"2nn_iid_accuracy": 0.1} | {_ratio(cell): nan for cell in _PUBLISHED},  # the target is never reached
     data={"mnist": Verdict.IN_PART},
-    plays=lambda quick, where: Plays(
+    budget=lambda quick, where: Budget(
         trainings=1 if quick else len(_PUBLISHED) * (len(_RATES) + len(_SEEDS)),
         experiment=_experiment(
             ("2nn", "iid") if quick else ("cnn", "shards"), 0.1, 0, where, rounds=3 if quick else None
@@ -69,8 +69,8 @@ def _ratio(cell: _Cell) -> str:
 def mcmahan_mnist(quick: bool, where: Where) -> Metrics:
     """Return rounds to the target over the published ones, 3 seeds (quick: the 2NN's accuracy after 3 IID rounds)."""
     if quick:
-        (lines,) = all_rounds({0: _experiment(("2nn", "iid"), 0.1, 0, where, rounds=3)}).values()
-        return {"2nn_iid_accuracy": float(lines[-1]["accuracy"])}
+        (records,) = all_rounds({0: _experiment(("2nn", "iid"), 0.1, 0, where, rounds=3)}).values()
+        return {"2nn_iid_accuracy": float(records[-1]["accuracy"])}
     best: dict[_Cell, float] = {}
     needed: dict[_Cell, float] = {}
     for cell in _PUBLISHED:
@@ -102,10 +102,10 @@ def _rounds_needed(cell: _Cell, rates: Sequence[float], seeds: Sequence[int], wh
     }
 
 
-def _rounds_to(cell: _Cell, lines: Sequence[Record]) -> float:
+def _rounds_to(cell: _Cell, records: Sequence[Record]) -> float:
     """Return the first round at the target; infinity if it is not reached."""
     target = _MODELS[cell[0]][2]
-    return next((float(line["round"]) for line in lines if line["accuracy"] >= target), float("inf"))
+    return next((float(record["round"]) for record in records if record["accuracy"] >= target), float("inf"))
 
 
 def _experiment(cell: _Cell, rate: float, seed: int, where: Where, *, rounds: int | None = None) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from fedsign.comparison.inference import LEVEL
 from fedsign.comparison.summary import Entry, Summary, values_label
 from fedsign.comparison.verdict import ranked, standings
 from fedsign.config import merged
-from simulations.comparison.play import compare
+from simulations.comparison.execution import compare
 from simulations.recipes.base import Shown, Verdict, above, at_least, at_most, part, recipe
-from simulations.recipes.where import AT_HOME, Plays, Where
+from simulations.recipes.where import AT_HOME, Budget, Where
 
 _STRATEGIES = ("fedavg", "fedprox", "moon", "feddyn", "fedpan", "fedsign")
 _ALPHAS = (10.0, 1.0, 0.5)
@@ -58,7 +58,7 @@ _RIVALS = {"fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "feddyn": "
     | {f"p_over_{name}": 1.0 for name in _RIVALS},
     data={"digits": Verdict.DOES_NOT_HOLD, "synthetic": None, "cifar10": None, "cinic10": None},
     # a lambda: the function is defined below
-    plays=lambda quick, where: _table_plays(quick, where),
+    budget=lambda quick, where: _table_budget(quick, where),
 )
 def fedsign_table(quick: bool, where: Where) -> Shown:
     """Return means over 5 seeds (quick: 2, fewer rounds, one split, a smaller grid).
@@ -75,7 +75,7 @@ def fedsign_table(quick: bool, where: Where) -> Shown:
 
     On digits and on Synthetic(1, 1) the same table is smaller in every respect, and takes minutes.
     """
-    summary = play(
+    summary = compare_and_export(
         f"fedsign-table-{where.label}{'-quick' if quick else ''}",
         _table_experiment(quick, where),
         strategies=_STRATEGIES,
@@ -106,10 +106,10 @@ def _table_experiment(quick: bool, where: Where) -> dict[str, Any]:
     return merged(merged(_EXPERIMENT, size), where.changes)
 
 
-def _table_plays(quick: bool, where: Where) -> Plays:
+def _table_budget(quick: bool, where: Where) -> Budget:
     tried = len(_STRATEGIES) + sum(len(values) - 1 for values in _grid(quick, where).values())
     conditions = (1 if quick else len(_ALPHAS)) * (2 if quick else 5)
-    return Plays(trainings=conditions * tried, experiment=_table_experiment(quick, where))
+    return Budget(trainings=conditions * tried, experiment=_table_experiment(quick, where))
 
 
 def _small(quick: bool) -> dict[str, Any]:
@@ -154,7 +154,7 @@ _SPLITS: dict[str, dict[str, Any]] = {
     quick=[at_least(0.05, "loss_by_1_class")],
     null={"loss_by_1_class": 0.0, "loss_by_quantity": 0.1},  # exchanged
     data={"digits": Verdict.IN_PART, "mnist": None, "fashion_mnist": None, "cifar10": None},
-    plays=lambda quick, where: _niid_plays(quick, where),
+    budget=lambda quick, where: _niid_budget(quick, where),
 )
 def niid_bench(quick: bool, where: Where) -> Shown:
     """Return means over 3 seeds (quick: 2, 15 rounds, two splits, without FedProx).
@@ -165,7 +165,7 @@ def niid_bench(quick: bool, where: Where) -> Shown:
     client, quantity skew by Dirichlet(0.5).  On digits the network is the MLP, with batches of 32 and lr 0.05.
     """
     splits, strategies, seeds = _niid_cells(quick)
-    summary = play(
+    summary = compare_and_export(
         f"niid-bench-{where.label}{'-quick' if quick else ''}",
         _niid_experiment(quick, where),
         strategies=strategies,
@@ -205,9 +205,9 @@ def _niid_experiment(quick: bool, where: Where) -> dict[str, Any]:
     return merged(experiment, where.changes)
 
 
-def _niid_plays(quick: bool, where: Where) -> Plays:
+def _niid_budget(quick: bool, where: Where) -> Budget:
     splits, strategies, seeds = _niid_cells(quick)
-    return Plays(trainings=len(splits) * len(strategies) * seeds, experiment=_niid_experiment(quick, where))
+    return Budget(trainings=len(splits) * len(strategies) * seeds, experiment=_niid_experiment(quick, where))
 
 
 _MALICIOUS, _CLIENTS = 4, 20
@@ -255,7 +255,7 @@ _ROBUST = {
     quick=[at_most(0.15, "trimmed_mean_loss_by_sign_flip"), _FALLS],
     null={"fedavg_loss_by_sign_flip": 0.0} | dict.fromkeys((loss for both in _ROBUST.values() for loss in both), 0.6),
     expected=Verdict.IN_PART,
-    plays=lambda quick, where: _robust_plays(quick, where),
+    budget=lambda quick, where: _robust_budget(quick, where),
 )
 def robust_table(quick: bool, where: Where = AT_HOME) -> Shown:
     """Return accuracies, and each rule's largest loss over the splits (3 seeds; quick: 2, fewer rounds and cells).
@@ -274,7 +274,7 @@ def robust_table(quick: bool, where: Where = AT_HOME) -> Shown:
     rules = ["fedavg", "trimmed_mean"] if quick else list(_RULES)
     attacks = ["none", "sign_flip"] if quick else list(_ATTACKS)
     splits = ["iid"] if quick else ["iid", "dirichlet_0.5"]
-    summary = play(
+    summary = compare_and_export(
         "-".join(filter(None, ("robust-table", where.label, "quick" if quick else ""))),
         _robust_experiment(quick, where),
         strategies=[_RULES[rule] for rule in rules],
@@ -309,13 +309,13 @@ def _robust_experiment(quick: bool, where: Where) -> dict[str, Any]:
     return merged(experiment, where.changes)
 
 
-def _robust_plays(quick: bool, where: Where) -> Plays:
-    played = {**_robust_experiment(quick, where), "partition": {"name": "iid", "num_clients": _CLIENTS}}
-    return Plays(trainings=2 * 2 * 2 if quick else 3 * 2 * len(_ATTACKS) * len(_RULES), experiment=played)
+def _robust_budget(quick: bool, where: Where) -> Budget:
+    experiment = {**_robust_experiment(quick, where), "partition": {"name": "iid", "num_clients": _CLIENTS}}
+    return Budget(trainings=2 * 2 * 2 if quick else 3 * 2 * len(_ATTACKS) * len(_RULES), experiment=experiment)
 
 
-def play(name: str, experiment: Mapping[str, Any], **settings: Any) -> Summary:
-    """Play missing cells by `compare`; write the page and, under `export`, the files for a paper."""
+def compare_and_export(name: str, experiment: Mapping[str, Any], **settings: Any) -> Summary:
+    """Run missing cells by `compare`; write the page and, under `export`, the files for a paper."""
     summary = compare(experiment, name=name, **settings).summary()
     export(summary, summary.path / "export")
     return summary

@@ -177,7 +177,7 @@ def residual(weights: Tree, meta: Tree, points: Tensor) -> Tensor:
     return found
 
 
-def physics_informed(begun: Tree, *, rate: float, first_weight: float, first_points: int = 64) -> GradientDescent:
+def physics_informed(start: Tree, *, rate: float, first_weight: float, first_points: int = 64) -> GradientDescent:
     """Return the network's training by Adam as an inner problem; each step's data are residual points [n, (x, t)]."""
     x = torch.from_numpy(grid(first_points))
     first, zero = torch.from_numpy(begin(grid(first_points))), torch.zeros_like(x)
@@ -186,4 +186,4 @@ def physics_informed(begun: Tree, *, rate: float, first_weight: float, first_poi
         missing = values(weights, x, zero) - first
         return residual(weights, meta, points).square().mean() + first_weight * missing.square().mean()
 
-    return GradientDescent(start=lambda meta: begun, loss=loss, update=Adam(), rate=lambda meta: rate)
+    return GradientDescent(start=lambda meta: start, loss=loss, update=Adam(), rate=lambda meta: rate)

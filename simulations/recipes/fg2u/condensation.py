@@ -161,10 +161,10 @@ def two_phase(quick: bool) -> Metrics:
     cheap = ("trgu",) if quick else ("hessian_free", "trgu")
     configs = {}
     for name, seed in product(cheap, range(num_seeds)):
-        begun = {"steps": first, "method": dict(_METHODS[name])}
+        first_phase = {"steps": first, "method": dict(_METHODS[name])}
         configs[f"{name}_first", seed] = settings(_METHODS[name], seed, steps=first)
-        configs[f"{name}_fg2u", seed] = settings(_FG2U, seed, steps=second, first_phase=begun)
-        configs[f"{name}_more", seed] = settings(_METHODS[name], seed, steps=more, first_phase=begun)
+        configs[f"{name}_fg2u", seed] = settings(_FG2U, seed, steps=second, first_phase=first_phase)
+        configs[f"{name}_more", seed] = settings(_METHODS[name], seed, steps=more, first_phase=first_phase)
     metrics = means(_accuracies(configs))
     for name in cheap:
         metrics[f"{name}_gain"] = metrics[f"{name}_fg2u"] - metrics[f"{name}_first"]
@@ -175,7 +175,7 @@ def two_phase(quick: bool) -> Metrics:
 _CLIENTS, _ALPHAS, _STRATEGIES = 5, (0.1, 0.5), {"fedavg": "FedAvg", "fedsign": "FedSign"}
 
 
-_OVER_BEGUN = [f"alpha_{alpha:g}_over_begun_low" for alpha in _ALPHAS]
+_OVER_INITIAL = [f"alpha_{alpha:g}_over_begun_low" for alpha in _ALPHAS]
 
 
 def _gains(strategy: str) -> list[str]:
@@ -194,10 +194,10 @@ def _gains(strategy: str) -> list[str]:
         )
         for name, title in _STRATEGIES.items()
     ),
-    part("control: condensed images are better than the real images that initialized them", above(0.0, *_OVER_BEGUN)),
+    part("control: condensed images are better than the real images that initialized them", above(0.0, *_OVER_INITIAL)),
     quick=[above(0.0, "alpha_0.5_one_shot_1_gain")],
     expected=Verdict.IN_PART,
-    null=dict.fromkeys(("alpha_0.5_one_shot_1_gain", *_OVER_BEGUN), 0.0)
+    null=dict.fromkeys(("alpha_0.5_one_shot_1_gain", *_OVER_INITIAL), 0.0)
     | dict.fromkeys((gain for name in _STRATEGIES for gain in _gains(name)), 0.0),
 )
 def one_shot_federation(quick: bool) -> Metrics:
@@ -224,7 +224,7 @@ def one_shot_federation(quick: bool) -> Metrics:
         ((alpha, strategy), rate): _cell(alpha, strategy, rate, 3, rounds)
         for alpha, strategy, rate in product(_ALPHAS, _STRATEGIES, (0.03, 0.1, 0.3))
     }
-    best = best_settings({key: -float(lines[-1]["accuracy"]) for key, lines in all_rounds(sweep).items()})
+    best = best_settings({key: -float(records[-1]["accuracy"]) for key, records in all_rounds(sweep).items()})
     runs = all_rounds({(key, seed): _cell(*key, rate, seed, rounds) for key, rate in best.items() for seed in seeds})
     metrics: dict[str, float] = {}
     for alpha in _ALPHAS:
@@ -237,16 +237,16 @@ def one_shot_federation(quick: bool) -> Metrics:
             metrics[f"{name}_one_shot_{number}_bytes"] = max(size for _, size in found)
         # the largest shot that costs no more than a round
         most = max(number for number in kinds if metrics[f"{name}_one_shot_{number}_bytes"] <= a_round)
-        begun = _one_shots([(most, alpha, seed) for seed in seeds], steps=0)
-        over = paired_difference([shots[cell][0] for cell in begun], [accuracy for accuracy, _ in begun.values()])
+        initial = _one_shots([(most, alpha, seed) for seed in seeds], steps=0)
+        over = paired_difference([shots[cell][0] for cell in initial], [accuracy for accuracy, _ in initial.values()])
         metrics |= {f"{name}_over_begun": over["difference"], f"{name}_over_begun_low": over["difference_low"]}
         for strategy in _STRATEGIES:
             of_seeds = [runs[(alpha, strategy), seed] for seed in seeds]
             for at in (1, 2, 5, 10, rounds):
-                metrics[f"{name}_{strategy}_{at}"] = fmean(float(lines[at - 1]["accuracy"]) for lines in of_seeds)
+                metrics[f"{name}_{strategy}_{at}"] = fmean(float(records[at - 1]["accuracy"]) for records in of_seeds)
             metrics[f"{name}_{strategy}_rate"] = best[alpha, strategy]
             shot = [shots[most, alpha, seed][0] for seed in seeds]
-            gain = paired_difference(shot, [float(lines[0]["accuracy"]) for lines in of_seeds])
+            gain = paired_difference(shot, [float(records[0]["accuracy"]) for records in of_seeds])
             metrics[f"{name}_gain_on_{strategy}"] = gain["difference"]
             metrics[f"{name}_gain_on_{strategy}_low"] = gain["difference_low"]
     return metrics
@@ -255,8 +255,8 @@ def one_shot_federation(quick: bool) -> Metrics:
 def _quick_one_shot() -> Metrics:
     """Return the accuracy after ten steps with one image per class, and that of the initial images."""
     cell, name = (1, 0.5, 0), "alpha_0.5_one_shot_1"
-    (begun, _), (accuracy, num_bytes) = (_one_shots([cell], steps=steps)[cell] for steps in (0, 10))
-    return {name: accuracy, f"{name}_bytes": num_bytes, f"{name}_begun": begun, f"{name}_gain": accuracy - begun}
+    (initial, _), (accuracy, num_bytes) = (_one_shots([cell], steps=steps)[cell] for steps in (0, 10))
+    return {name: accuracy, f"{name}_bytes": num_bytes, f"{name}_begun": initial, f"{name}_gain": accuracy - initial}
 
 
 _Shot = tuple[int, float, int]  # images per class, alpha, seed

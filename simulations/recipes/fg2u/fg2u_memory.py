@@ -34,8 +34,8 @@ PICTURE = Path("fg2u-memory.svg")
 
 def hypergradient(method: str, depth: int) -> Callable[[], object]:
     """Prepare a hypergradient that can be taken repeatedly, with data, network and batches in place."""
-    said = {"name": method, **METHODS[method]}
-    made = Condensation(from_dict({"inner": {"depth": depth}, "outer": {"batch_size": 256}, "method": said}))
+    settings = {"name": method, **METHODS[method]}
+    made = Condensation(from_dict({"inner": {"depth": depth}, "outer": {"batch_size": 256}, "method": settings}))
     meta, found = made.begin().meta, made.config.method.build()
 
     problem = made.problem(meta, torch_generator(0, Purpose.CONDENSATION, round=1))

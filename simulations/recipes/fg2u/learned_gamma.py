@@ -2,13 +2,13 @@
 
 Ten clients share digits by Dirichlet 0.3, five of them per round, 10 local steps, 30 rounds, the MLP of 64 units.
 
-- Grid: gamma 0.001, 0.01 and 0.1, each played for 30 rounds; the best one by the loss on a held-out fifth of the
+- Grid: gamma 0.001, 0.01 and 0.1, each run for 30 rounds; the best one by the loss on a held-out fifth of the
     training samples.
 - Learned: from 0.01, 10 steps of 3 rounds each from the initial model, by the exact forward gradient and Adam steps of
     0.5 on about the logarithm. A round with one tangent counts as three without, so that both cost 90 rounds, apart
     from the final evaluation of the learned value.
 
-Then both are played for 30 rounds on all training samples except the held-out ones; test losses are means over seeds 0,
+Then both are run for 30 rounds on all training samples except the held-out ones; test losses are means over seeds 0,
 1 and 2.
 
 The hypothesis was fixed before anything was run: the learned gamma's test loss is no higher than that of the grid's
@@ -18,10 +18,10 @@ best.
 from typing import Any
 
 from fedsign.config import from_dict
-from simulations.bilevel.learning import Asked, Learning
+from simulations.bilevel.learning import Learning, Options
 from simulations.recipes.base import Metrics, Verdict, at_most, below, part, recipe
 from simulations.recipes.cells import all_rounds, best_settings, final_values, means
-from simulations.recipes.where import AT_HOME, Plays, Where
+from simulations.recipes.where import AT_HOME, Budget, Where
 
 _GRID, _START = (0.001, 0.01, 0.1), 0.01
 
@@ -38,7 +38,7 @@ _GRID, _START = (0.001, 0.01, 0.1), 0.01
     quick=[below(0.0, "learned_minus_start")],
     null={"learned_minus_grid": 0.1, "learned_minus_start": 0.0},
     expected=Verdict.DOES_NOT_HOLD,  # the best gamma for 3 rounds diverges within 30; docs/recipes.md has the numbers
-    plays=lambda quick, where: Plays(  # learning takes as long as the grid
+    budget=lambda quick, where: Budget(  # learning takes as long as the grid
         trainings=7 if quick else 21, experiment=_experiment(0, _START, 4 if quick else 30, where)
     ),
 )
@@ -48,23 +48,23 @@ def learned_gamma(quick: bool, where: Where = AT_HOME) -> Metrics:
     Quick: 4 rounds, 2 steps of one round, one seed; checks that the learned gamma beats the initial one.
     """
     rounds, steps, horizon, num_seeds = (4, 2, 1, 1) if quick else (30, 10, 3, 3)
-    asked = Asked(names=("strategy.gamma",), steps=steps, rounds=horizon, lr=0.5)
+    options = Options(names=("strategy.gamma",), steps=steps, rounds=horizon, lr=0.5)
     found: dict[tuple[str, int], float] = {}
     for seed in range(num_seeds):
         grid = all_rounds({("grid", gamma): _experiment(seed, gamma, rounds, where) for gamma in _GRID})
         best = best_settings(final_values(grid, "validation_loss", last=1))["grid"]
-        *_, last = Learning(from_dict(_experiment(seed, _START, rounds, where)), asked).steps()
+        *_, last = Learning(from_dict(_experiment(seed, _START, rounds, where)), options).steps()
         learned = float(last["strategy.gamma"])
         lines_of_learned = all_rounds({"learned": _experiment(seed, learned, rounds, where)})["learned"]
-        played = {
+        runs = {
             "grid": (best, grid["grid", best]),
             "start": (_START, grid["grid", _START]),
             "learned": (learned, lines_of_learned),
         }
-        for name, (gamma, lines) in played.items():
+        for name, (gamma, records) in runs.items():
             found[f"{name}_gamma", seed] = gamma
-            found[f"{name}_loss", seed] = float(lines[-1]["loss"])
-            found[f"{name}_accuracy", seed] = float(lines[-1]["accuracy"])
+            found[f"{name}_loss", seed] = float(records[-1]["loss"])
+            found[f"{name}_accuracy", seed] = float(records[-1]["accuracy"])
     metrics = means(found)
     return metrics | {
         f"learned_minus_{name}": metrics["learned_loss"] - metrics[f"{name}_loss"] for name in ("grid", "start")

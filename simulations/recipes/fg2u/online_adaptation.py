@@ -156,12 +156,12 @@ def online_adaptation(quick: bool) -> Metrics:
     ways = ("rgu_6", "fg2u_24") if quick else tuple(WAYS)
     library = Library(pretraining)
     judged = partial(library.judged, library.judging, num_streams=count)
-    begun = _start(0)
+    start = _start(0)
     lr, lr_in_words = (_best_rate(library, weigh, count // 2) for weigh in (token_weights, _in_words))
     found = {
-        "unread": [judged(begun, lr=0.0)],
-        "uniform": [judged(begun, lr=lr)],
-        "in_words": [judged(begun, lr=lr_in_words, weigh=_in_words)],
+        "unread": [judged(start, lr=0.0)],
+        "uniform": [judged(start, lr=lr)],
+        "in_words": [judged(start, lr=lr_in_words, weigh=_in_words)],
         "first_phase": [],
         **{name: [] for name in ways},
     }

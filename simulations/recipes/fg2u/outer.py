@@ -8,10 +8,10 @@ from fedsign.bilevel.updates import Adam, parameters_of
 
 
 def adam(
-    take: Callable[[int, Tree], Hypergradient], begun: Tree, *, steps: int, lr: float
+    take: Callable[[int, Tree], Hypergradient], start: Tree, *, steps: int, lr: float
 ) -> Iterator[tuple[Tree, Hypergradient]]:
     """Yield the meta-parameters after each step, and its hypergradient; the rate decays linearly to 0."""
-    state = Adam().begin(begun)
+    state = Adam().begin(start)
     for step in range(steps):
         found = take(step, parameters_of(state))
         state = Adam().apply(state, found.gradient, lr * (1 - step / steps))

@@ -44,7 +44,7 @@ _ADVECTION, _VISCOSITY = 1.0, 0.1 / np.pi
 _X, _T = grid(128), np.linspace(0, 1, 64)
 _TRUE = torch.from_numpy(exact(_X, _T, advection=_ADVECTION, viscosity=_VISCOSITY))
 # 12 minus the ends: the first time is given, and x = -1 has u = 0 for all coefficients
-_SEEN_T, _SEEN_X = (torch.linspace(0, size - 1, 12).long()[1:-1] for size in _TRUE.shape)
+_OBSERVED_T, _OBSERVED_X = (torch.linspace(0, size - 1, 12).long()[1:-1] for size in _TRUE.shape)
 _RATE, _WIDTHS, _POINTS, _NETWORK_RATE, _FIRST_WEIGHT = 0.03, (32, 32), 128, 0.01, 10.0
 
 
@@ -151,9 +151,11 @@ def discover(
 
 def by_solver(seed: int, steps: int, method: Method) -> Discovery:
     """Discover with SciPy's solver inside: a black box, judged at the observed points."""
-    seen = _TRUE[_SEEN_T][:, _SEEN_X]
+    observed = _TRUE[_OBSERVED_T][:, _OBSERVED_X]
     problem = Problem(
-        inner=Spectral(x=_X), data=[_T], outer=lambda state, _: (state["u"][_SEEN_T][:, _SEEN_X] - seen).square().mean()
+        inner=Spectral(x=_X),
+        data=[_T],
+        outer=lambda state, _: (state["u"][_OBSERVED_T][:, _OBSERVED_X] - observed).square().mean(),
     )
     generator = torch.Generator().manual_seed(seed)
     return discover(
@@ -182,8 +184,8 @@ def by_network(seed: int, steps: int, *, depth: int, goes_on: bool) -> Discovery
     generator = torch.Generator().manual_seed(seed)
     training = physics_informed(network(_WIDTHS, generator), rate=_NETWORK_RATE, first_weight=_FIRST_WEIGHT)
     method, t, x = rgu(), torch.from_numpy(_T), torch.from_numpy(_X)
-    seen_t, seen_x = _points(t[_SEEN_T], x[_SEEN_X])
-    seen = _TRUE[_SEEN_T][:, _SEEN_X].flatten()
+    observed_t, observed_x = _points(t[_OBSERVED_T], x[_OBSERVED_X])
+    observed = _TRUE[_OBSERVED_T][:, _OBSERVED_X].flatten()
     inner: Inner = training
 
     def take(meta: Tree) -> Hypergradient:
@@ -191,7 +193,7 @@ def by_network(seed: int, steps: int, *, depth: int, goes_on: bool) -> Discovery
         problem = Problem(
             inner=inner,
             data=[_drawn(generator) for _ in range(depth)],
-            outer=lambda state, _: (values(state, seen_x, seen_t) - seen).square().mean(),
+            outer=lambda state, _: (values(state, observed_x, observed_t) - observed).square().mean(),
         )
         found = method(problem, meta, generator=generator)
         if goes_on:

@@ -105,14 +105,14 @@ def _of_document(text: str, reader: Reader, theta: Tensor) -> Iterator[Excerpt]:
     tokens, targets = windows(text)
     if len(tokens) < size:
         return
-    words, places = _words(text)
-    features = _features(text, words, places, reader.logits(theta, tokens), targets)
+    words, positions = _words(text)
+    features = _features(text, words, positions, reader.logits(theta, tokens), targets)
     for first in range(0, len(tokens) - size + 1, size):
         read, asked = (list(range(first + part, first + size, 2)) for part in (0, 1))
         # words that begin in a passage; a word cut off at a passage's start was not read as a whole
-        told = {words[at] for window in read for at in _characters(window) if places[at] == 0}
+        told = {words[at] for window in read for at in _characters(window) if positions[at] == 0}
         is_answer = [
-            [words[at] in told and at - places[at] in _characters(window) for at in _characters(window)]
+            [words[at] in told and at - positions[at] in _characters(window) for at in _characters(window)]
             for window in asked
         ]
         yield Excerpt(
@@ -130,14 +130,14 @@ def _characters(window: int) -> range:
 
 def _words(text: str) -> tuple[list[str], list[int]]:
     """Return for each character its word, empty if none, and its position in the word, -1 if none."""
-    words, places = [""] * len(text), [-1] * len(text)
+    words, positions = [""] * len(text), [-1] * len(text)
     for found in _WORD.finditer(text):
-        for place, at in enumerate(range(*found.span())):
-            words[at], places[at] = found.group(), place
-    return words, places
+        for position, at in enumerate(range(*found.span())):
+            words[at], positions[at] = found.group(), position
+    return words, positions
 
 
-def _features(text: str, words: Sequence[str], places: Sequence[int], logits: Tensor, targets: Tensor) -> Tensor:
+def _features(text: str, words: Sequence[str], positions: Sequence[int], logits: Tensor, targets: Tensor) -> Tensor:
     """Return features of each target [n, LENGTH, F], scaled to about 1.
 
     These are the model's surprise and entropy, the kind of character, whether it is in a word and where, and how often
@@ -151,7 +151,7 @@ def _features(text: str, words: Sequence[str], places: Sequence[int], logits: Te
     counts = texts().word_counts
     of_text: list[list[float]] = [
         [float(kind(each)) for each in text[1:end] for kind in _KINDS],
-        [place / 4 for place in places[1:end]],
+        [position / 4 for position in positions[1:end]],
         [float(bool(word)) for word in words[1:end]],
         [log(1 + counts[word]) / 4 if word else 0.0 for word in words[1:end]],
     ]

@@ -37,8 +37,8 @@ _METHODS: dict[str, tuple[float, Mapping[str, Any]]] = {
     "lisa": (2e-3, {"name": "lisa", "num_sampled_layers": 1, "period": _STEPS, "draws": "per_round"}),
     "lora": (8e-3, {"name": "lora", "rank": 8}),
 }
-_Which = tuple[str, str, int]  # method, silo (empty: all), seed
-_SHOWN: _Which = ("lisa", "", 0)
+_RunKey = tuple[str, str, int]  # method, silo (empty: all), seed
+_SHOWN: _RunKey = ("lisa", "", 0)
 _TUNED = ("lisa_over_pretrained", "lora_over_pretrained")
 _EXPORT = (at_most(1e-3, "export_logits_error"), at_least(1.0, "export_same_tokens"))
 
@@ -73,8 +73,8 @@ def federated_llm(quick: bool) -> Metrics:
         raise NotDecidableHere(str(error)) from error
     seeds, rounds, pretraining_steps = ((0,), 2, 80) if quick else ((0, 1, 2), 10, 800)
     kinds = [*((name, "") for name in _METHODS), *(("lisa", silo) for silo in docstrings.SILOS)]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         docstrings.write(folder / "lines")
         small_llama.write(folder / "base", steps=pretraining_steps)
         cells = {(*kind, seed): cell(folder, *kind, seed, rounds) for seed in seeds for kind in kinds}
@@ -86,8 +86,8 @@ def federated_llm(quick: bool) -> Metrics:
         return metrics | _of_export(shown, folder / "tuned")
 
 
-def _metrics(lines: Mapping[_Which, list[Record]], seeds: Sequence[int], pretrained: float) -> dict[str, float]:
-    losses = final_values(lines, "loss", last=1)
+def _metrics(runs: Mapping[_RunKey, list[Record]], seeds: Sequence[int], pretrained: float) -> dict[str, float]:
+    losses = final_values(runs, "loss", last=1)
     together = {name: fmean(losses[name, "", seed] for seed in seeds) for name in _METHODS}
     alone = fmean(min(losses["lisa", silo, seed] for silo in docstrings.SILOS) for seed in seeds)
     metrics = {"pretrained_loss": pretrained, "best_alone_loss": alone}
@@ -95,7 +95,7 @@ def _metrics(lines: Mapping[_Which, list[Record]], seeds: Sequence[int], pretrai
     metrics |= {f"{name}_over_pretrained": loss / pretrained for name, loss in together.items()}
     metrics["lisa_over_best_alone"] = together["lisa"] / alone
     for name in _METHODS:
-        metrics[f"{name}_mb_up"] = float(lines[name, "", 0][-1]["bytes_up"]) / len(docstrings.SILOS) / 1e6
+        metrics[f"{name}_mb_up"] = float(runs[name, "", 0][-1]["bytes_up"]) / len(docstrings.SILOS) / 1e6
     return metrics
 
 
@@ -133,9 +133,9 @@ def _of_export(done: Run, folder: Path) -> dict[str, float]:
     tokens = torch.tensor([tokenizer.encode("### Instruction:\nWhat does str.split do?\n\n### Response:\n")])
     with torch.no_grad():
         error = (theirs(tokens).logits - ours(tokens)).abs().max().item()
-        said = theirs.generate(tokens, max_new_tokens=_NEW_TOKENS, min_new_tokens=_NEW_TOKENS, do_sample=False)
+        generated = theirs.generate(tokens, max_new_tokens=_NEW_TOKENS, min_new_tokens=_NEW_TOKENS, do_sample=False)
         for _ in range(_NEW_TOKENS):
             # what `min_new_tokens` does: no end before the last word
             logits = ours(tokens)[:, -1].index_fill(1, torch.tensor([tokenizer.eos_token_id]), -torch.inf)
             tokens = torch.cat([tokens, logits.argmax(dim=1, keepdim=True)], dim=1)
-    return {"export_logits_error": error, "export_same_tokens": (said == tokens).float().mean().item()}
+    return {"export_logits_error": error, "export_same_tokens": (generated == tokens).float().mean().item()}

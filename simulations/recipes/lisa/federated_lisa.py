@@ -54,8 +54,8 @@ def federated_lisa(quick: bool) -> Metrics:
 
     `share_of_gain`: the fraction of full fine-tuning's improvement on the base's loss that `per_round` reaches.
     """
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         starts = {0: write_base(folder, 0, 60 if quick else PRETRAINING_STEPS)}
         if quick:
             names = ("full", "lisa_per_round")
@@ -73,18 +73,20 @@ def federated_lisa(quick: bool) -> Metrics:
 
 def _metrics(runs: Mapping[tuple[str, int], list[Record]], starts: Mapping[int, Path]) -> dict[str, float]:
     metrics: dict[str, float] = {}
-    begun = [_loss_of_base(seed, weights) for seed, weights in starts.items()]
+    base = [_loss_of_base(seed, weights) for seed, weights in starts.items()]
     losses, perplexities = (by_name(final_values(runs, metric, last=1)) for metric in ("loss", "perplexity"))
     for name, seeds in by_name(runs).items():
         metrics |= {f"{name}_loss": fmean(losses[name]), f"{name}_perplexity": fmean(perplexities[name])}
         metrics[f"{name}_moments_mb"] = moment_bytes(_METHODS[name][0]) / 1e6
         for way in ("up", "down"):
             # per client: bytes of a round are of its whole cohort
-            num_bytes = fmean(float(line[f"bytes_{way}"]) / len(line["clients"]) for lines in seeds for line in lines)
+            num_bytes = fmean(
+                float(record[f"bytes_{way}"]) / len(record["clients"]) for records in seeds for record in records
+            )
             metrics[f"{name}_mb_{way}"] = num_bytes / 1e6
     return metrics | {
-        "base_loss": fmean(begun),
-        "share_of_gain": share_of_gain(begun, losses["lisa_per_round"], losses["full"]),
+        "base_loss": fmean(base),
+        "share_of_gain": share_of_gain(base, losses["lisa_per_round"], losses["full"]),
         "per_round_over_full": mean_ratio(losses["lisa_per_round"], losses["full"]),
         "bytes_up_over_full": metrics["lisa_per_round_mb_up"] / metrics["full_mb_up"],
     }

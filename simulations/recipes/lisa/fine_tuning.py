@@ -144,7 +144,7 @@ def experiment(seed: int, method: Settings, **model: Any) -> dict[str, Any]:
 def share_of_gain(base: Sequence[float], own: Sequence[float], full: Sequence[float]) -> float:
     """Return the mean over seeds of the fraction of full fine-tuning's improvement that a method reaches."""
     # paired by seed, since each seed has a base of its own
-    return fmean((start - mine) / (start - best) for start, mine, best in zip(base, own, full, strict=True))
+    return fmean((start - reached) / (start - best) for start, reached, best in zip(base, own, full, strict=True))
 
 
 def half(samples: AnySamples, half: int) -> AnySamples:

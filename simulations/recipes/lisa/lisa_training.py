@@ -102,7 +102,7 @@ _CONTRASTS = ("one_minus_four_blocks", "short_minus_long_period", "fixed_minus_r
     part("fixed blocks give a higher final loss than resampled blocks", above(0.0, "fixed_minus_redrawn_low")),
     source="LISA, section 4.5 and appendix A.4",
     quick=[above(0.0, "one_minus_four_blocks")],
-    null=dict.fromkeys(("one_minus_four_blocks", *(f"{what}_low" for what in _CONTRASTS)), 0.0),
+    null=dict.fromkeys(("one_minus_four_blocks", *(f"{quantity}_low" for quantity in _CONTRASTS)), 0.0),
     expected=Verdict.IN_PART,
 )
 def lisa_ablation(quick: bool) -> Metrics:
@@ -197,7 +197,9 @@ def lisa_speed(quick: bool) -> Metrics:
     metrics["full_over_lisa_flops"] = flops["full"] / flops["lisa"]
     for name in ("full", "lora"):
         # ratios within a round first: load that lasts for a round cancels
-        metrics[f"{name}_over_lisa"] = median(its / mine for its, mine in zip(times[name], times["lisa"], strict=True))
+        metrics[f"{name}_over_lisa"] = median(
+            other / one for other, one in zip(times[name], times["lisa"], strict=True)
+        )
     return metrics
 
 
@@ -266,9 +268,9 @@ def lisa_weight_norms(quick: bool) -> Metrics:
     jobs = {(name, seed): partial(_ratios, name, seed, quick) for seed in seeds for name in _NORM_RATES}
     ratios = by_name(on_all_cores(jobs))
     found = {
-        f"{name}_{what}_ratio": [each[what] for each in of_seeds]
+        f"{name}_{quantity}_ratio": [each[quantity] for each in of_seeds]
         for name, of_seeds in ratios.items()
-        for what in ("weights", "change")
+        for quantity in ("weights", "change")
     }
     pair = found["lora_change_ratio"], found["full_change_ratio"]
     difference = paired_difference(*pair)
@@ -284,7 +286,7 @@ def _ratios(name: str, seed: int, quick: bool) -> dict[str, float]:
     work, model = fine_tuning.pretrained(method, seed, pretraining_steps, tied=False)
     # without adapters `effective` returns views, which training changes
     start = {name: tensor.clone() for name, tensor in effective(model)}
-    norms = {what: defaultdict[str, list[float]](list) for what in ("weights", "change")}
+    norms = {quantity: defaultdict[str, list[float]](list) for quantity in ("weights", "change")}
 
     def record(model: nn.Module) -> None:
         weights = dict(effective(model))
@@ -299,8 +301,8 @@ def _ratios(name: str, seed: int, quick: bool) -> dict[str, float]:
     train = fine_tuning.half(work.dataset.train, 1)
     fine_tuning.minimize(work, model, train, steps=steps, lr=_NORM_RATES[name], round=2, on_step=record)
     return {
-        what: fmean(of["head"]) / fmean(fmean(of[layer]) for layer in of if layer != "head")
-        for what, of in norms.items()
+        quantity: fmean(of["head"]) / fmean(fmean(of[layer]) for layer in of if layer != "head")
+        for quantity, of in norms.items()
     }
 
 

@@ -67,7 +67,7 @@ def federated_smupar(quick: bool) -> Metrics:
 
 def _metrics(shares: Sequence[int], seeds: Sequence[int], *, lr: float, rounds: int) -> Metrics:
     """Return metrics by inverse density (`shares`); ratios are paired by seed."""
-    # the dense model is the same under muP and SmuPar, and is played once, as SmuPar's
+    # the dense model is the same under muP and SmuPar, and is run once, as SmuPar's
     points = [
         (scheme, share) for scheme in ("sp", "mup", "smupar") for share in shares if (scheme, share) != ("mup", 1)
     ]
@@ -82,8 +82,8 @@ def _metrics(shares: Sequence[int], seeds: Sequence[int], *, lr: float, rounds: 
         metrics[f"{scheme}_{share}_loss"] = fmean(losses[scheme, share, seed] for seed in seeds)
         metrics[f"{scheme}_{share}_perplexity"] = fmean(perplexities[scheme, share, seed] for seed in seeds)
     for share in shares:
-        lines = runs["smupar", share, seeds[0]]
-        metrics[f"megabytes_{share}"] = fmean(float(line["bytes_up"]) / _SILOS for line in lines) / 1e6
+        records = runs["smupar", share, seeds[0]]
+        metrics[f"megabytes_{share}"] = fmean(float(record["bytes_up"]) / _SILOS for record in records) / 1e6
     for share, other in product(sorted({16, 64} & {*shares}), _OTHERS):
         ratios = [losses["smupar", share, seed] / losses[other, share, seed] for seed in seeds]
         metrics[f"smupar_over_{other}_{share}"] = fmean(ratios)
@@ -103,10 +103,10 @@ def _account(
         sizes = {name: _SILOS * _FLOAT_BYTES * each.numel() for name, each in model.named_parameters()}
         inside = sum(sizes[name] for name in hidden(model))
         dense, thinned = sum(sizes.values()) - inside, inside / key[1]
-        for line, way in product(runs[key], ("bytes_up", "bytes_down")):
+        for record, way in product(runs[key], ("bytes_up", "bytes_down")):
             # exact integers in float64: any byte too many shows
-            errors.append(abs(float(line[way]) - (dense + thinned)))
-            shares.append((float(line[way]) - dense) / thinned)
+            errors.append(abs(float(record[way]) - (dense + thinned)))
+            shares.append((float(record[way]) - dense) / thinned)
     return {"bytes_error": max(errors), "hidden_over_density": max(shares)}
 
 

@@ -19,7 +19,7 @@ from fedsign.workload import Workload
 from simulations.recipes.base import Metrics, Verdict, at_least, at_most, part, recipe, within
 from simulations.recipes.cells import all_rounds, best_settings, final_values, mean_ratio
 from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, experiment, hidden
-from simulations.sparsity.coordinates import look, variant
+from simulations.sparsity.coordinates import measure, variant
 from simulations.sparsity.transfer import read_off
 
 _WIDTH, _LOWEST, _STEPS = 128, 1 / 32, 128
@@ -85,9 +85,9 @@ def smupar_coordinate_check(quick: bool) -> Metrics:
     """
     seeds, schemes = 1 if quick else 3, ("sp", "mup", "smupar")
     halves = (*schemes, "smupar-init", "smupar-rate")
-    pair = look(experiment(width=256, lr=2**-9), schemes=halves, densities=(1.0, 1 / 16), seeds=seeds, steps=10)
+    pair = measure(experiment(width=256, lr=2**-9), schemes=halves, densities=(1.0, 1 / 16), seeds=seeds, steps=10)
     densities = (1.0, 1 / 64) if quick else (1.0, 1 / 4, 1 / 16, 1 / 64)
-    wide = look(experiment(width=256, lr=2**-7), schemes=schemes, densities=densities, seeds=3, steps=10)
+    wide = measure(experiment(width=256, lr=2**-7), schemes=schemes, densities=densities, seeds=3, steps=10)
     sparse = {row["scheme"]: row for row in pair.summary if row["density"] < 1}
     ends = ("start_low", "start_high", "end_low", "end_high")
     metrics = {f"{scheme}_{what}": float(sparse[scheme][what]) for scheme in schemes for what in ends} | {
@@ -146,8 +146,8 @@ def smupar_dynamic(quick: bool) -> Metrics:
         sparse += [("smupar", "gmp"), ("mup", "rigl"), ("mup", "gmp")]
     dense = ("smupar", "dense")
     cells = {(dense, rate, seed): cell("smupar", 1.0, rate, seed=seed) for rate, seed in product(rates, seeds)} | {
-        (which, rate, seed): cell(which[0], _LOWEST, rate, rule=which[1], seed=seed)
-        for which, rate, seed in product(sparse, rates, seeds)
+        (pair, rate, seed): cell(pair[0], _LOWEST, rate, rule=pair[1], seed=seed)
+        for pair, rate, seed in product(sparse, rates, seeds)
     }
     # [schemes and rules, rates, seeds]: `cells` is in this order, the dense model first, as `read_off` expects
     losses = np.array(list(final_values(all_rounds(cells), "loss").values())).reshape(-1, len(rates), len(seeds))

@@ -15,30 +15,30 @@ from numpy.typing import NDArray
 from fedsign.report.analysis import Found
 from simulations.recipes.base import Shown, Verdict, at_least, at_most, below, part, recipe, within
 from simulations.recipes.smupar.smupar_gpt import INIT_STD, experiment
-from simulations.sparsity.transfer import Asked, tune
+from simulations.sparsity.transfer import Options, tune
 
 _RATE = 2.0**-9  # the dense model's best one under muP
 _BATCHES: dict[str, Any] = {"data": {"block_length": 32}, "client": {"batch_size": 8}}  # 256 tokens per step
 _FOLDER, _PICTURE = Path("tuning"), "transfer-loss.svg"
 
 
-def rates(quick: bool, *, seeds: int) -> Asked:
+def rates(quick: bool, *, seeds: int) -> Options:
     """Sweep rates 2^-12 to 2^-2, 128 steps, densities 1 and 1/32; quick: every second rate, 2^-11 to 2^-3, 64 steps."""
     powers, steps = (range(-11, -2, 2), 64) if quick else (range(-12, -1), 128)
     values = [2.0**power for power in powers]
-    return Asked(values=values, densities=(1.0, 1 / 32), seeds=seeds, steps=steps, samples=256)
+    return Options(values=values, densities=(1.0, 1 / 32), seeds=seeds, steps=steps, samples=256)
 
 
-def starts(quick: bool, *, seeds: int) -> Asked:
+def starts(quick: bool, *, seeds: int) -> Options:
     """Sweep the initial standard deviation, 2^-4 to 2^4 times the model's; quick: every second one."""
     values = [INIT_STD * 2.0**power for power in range(-4, 5, 2 if quick else 1)]
     return replace(rates(quick, seeds=seeds), setting="init", values=values)
 
 
-def swept(name: str, asked: Asked, *, quick: bool, width: int = 128) -> Found:
-    """Play missing cells; write numbers and figure."""
+def swept(name: str, options: Options, *, quick: bool, width: int = 128) -> Found:
+    """Run missing cells; write numbers and figure."""
     # one folder for all recipes: cells are found by their digest, so sweeps share what they have in common
-    found = tune(experiment(width=width, lr=_RATE, changes=_BATCHES), asked, _FOLDER / "smupar")
+    found = tune(experiment(width=width, lr=_RATE, changes=_BATCHES), options, _FOLDER / "smupar")
     found.write(_folder(name, quick))
     return found
 
@@ -124,15 +124,15 @@ def smupar_lr_transfer(quick: bool) -> Shown:
     how close.
     """
     name, schemes = "smupar-lr-transfer", ("sp", "mup", "smupar")
-    asked = rates(quick, seeds=1 if quick else 3)
+    options = rates(quick, seeds=1 if quick else 3)
     if not quick:
-        asked = replace(asked, densities=(1.0, 1 / 4, 1 / 16, 1 / 32))
-    found = swept(name, asked, quick=quick)
+        options = replace(options, densities=(1.0, 1 / 4, 1 / 16, 1 / 32))
+    found = swept(name, options, quick=quick)
     read = _read(found)
     shown = [*(f"{scheme}_moved" for scheme in schemes), *_TO_OTHERS, "smupar_excess", "optima_at_an_edge"]
     metrics = {metric: read[metric] for metric in shown}
     if not quick:
-        proxy = swept(f"{name}-proxy", replace(asked, densities=(1.0,)), quick=False, width=64)
+        proxy = swept(f"{name}-proxy", replace(options, densities=(1.0,)), quick=False, width=64)
         for scheme, best in ((row["scheme"], row["best"]) for row in proxy.summary):
             losses = _losses(found)[scheme]
             own = next(row["best"] for row in reversed(found.summary) if row["scheme"] == scheme)

@@ -21,7 +21,7 @@ from simulations.recipes.where import AT_HOME, Where
     quick=[at_most(1.0, "mean_gradient_norm")],  # the networks have converged
     null={"largest_cosine": 0.5, "mean_gradient_norm": 2.0},
     expected=Verdict.DOES_NOT_HOLD,
-    plays=trainings(10, 2),
+    budget=trainings(10, 2),
 )
 def valley_gradient(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return |cos| of sign(theta_f) and the gradient of the mean training loss, over 10 networks (quick: 2).

@@ -52,7 +52,7 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left the outcome open
         "same_sign_ratio": 0.5,
     },
     expected=Verdict.IN_PART,
-    plays=trainings(2 * len(_FRESH), 4),
+    budget=trainings(2 * len(_FRESH), 4),
 )
 def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return errors within 0.5 of each minimum, on either side, over 20 pairs of networks (quick: 2).
@@ -74,13 +74,13 @@ def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Metr
     for seed in _FRESH[: 2 if quick else None]:
         small = network(seed, {"client": {"batch_size": 32}}, where)
         large = network(seed, {"client": {"batch_size": 512, "local_epochs": 8}}, where)
-        line = interpolate(small, large)
+        path = interpolate(small, large)
         for name in ("barrier", "midpoint_gap", "same_sign_ratio"):
-            found[name].append(line.facts[name])
-        lambdas, errors = line.arrays["lambda"], line.arrays["error"]
+            found[name].append(path.facts[name])
+        lambdas, errors = path.arrays["lambda"], path.arrays["error"]
         for name, outside, inside, end in (("small", -0.5, 0.0, "first"), ("large", 1.0, 0.5, "second")):
             sides = [
-                float(np.mean(errors[(lambdas >= low - 1e-9) & (lambdas <= low + 0.5 + 1e-9)])) - line.facts[end]
+                float(np.mean(errors[(lambdas >= low - 1e-9) & (lambdas <= low + 0.5 + 1e-9)])) - path.facts[end]
                 for low in (outside, inside)
             ]
             for side, rise in zip(("outside", "inside"), sides, strict=True):
@@ -123,7 +123,7 @@ def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Metr
     null={"random_gap_high": 0.01, "random_gap_growth_high": 0.0, "trained_ssr_50": 0.9, "trained_ssr_start_50": 0.9}
     | dict.fromkeys(("trained_gap_low", "ssr_difference_low", "ssr_difference"), 0.0),
     expected=Verdict.IN_PART,
-    plays=trainings(5 * len(_FRESH), 5),
+    budget=trainings(5 * len(_FRESH), 5),
 )
 def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return sign ratios and gaps over 20 seeds (quick: 1), after 1, 3, 10 and 50 epochs.
@@ -206,10 +206,10 @@ def softmax_demo(quick: bool) -> Metrics:
         curves = [softmax_curve(weights, each, features, labels, lambdas) for each in drawn]
         ratios = [curve["trace"][lambdas > 0].mean() / curve["trace"][lambdas < 0].mean() for curve in curves]
         metrics[f"{name}_largest_trace_ratio"] = float(max(ratios))
-        for what in ("error", "loss", "spread", "trace", "curvature"):
-            means[name, what] = mean = np.mean([curve[what] for curve in curves], axis=0)
-            metrics[f"{name}_{what}_positive"] = float(mean[lambdas > 0].mean())
-            metrics[f"{name}_{what}_negative"] = float(mean[lambdas < 0].mean())
+        for measure in ("error", "loss", "spread", "trace", "curvature"):
+            means[name, measure] = mean = np.mean([curve[measure] for curve in curves], axis=0)
+            metrics[f"{name}_{measure}_positive"] = float(mean[lambdas > 0].mean())
+            metrics[f"{name}_{measure}_negative"] = float(mean[lambdas < 0].mean())
     return metrics | {
         "signs_error_at_1": float(means["signs", "error"][-1]),
         "signs_error_at_minus_1": float(means["signs", "error"][0]),
@@ -285,7 +285,7 @@ def relu_demo(quick: bool) -> Metrics:
     quick=[above(0.0, "smallest_difference")],
     null=dict.fromkeys(("smallest_low", "smallest_gain_low", "smallest_difference"), 0.0),
     expected=Verdict.IN_PART,
-    plays=trainings(5, 2),
+    budget=trainings(5, 2),
 )
 def activation_confusion(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return fractions of features whose state stays the same, over 5 networks and 5 noise draws each (quick: 2 and 2).

@@ -14,7 +14,7 @@ from simulations.api import run
 from simulations.landscape.target import Target, target_of
 from simulations.landscape.valley import valley
 from simulations.recipes.cells import ONE_CLIENT
-from simulations.recipes.where import AT_HOME, Plays, PlaysOf, Where
+from simulations.recipes.where import AT_HOME, Budget, BudgetOf, Where
 
 EPOCHS = 40
 _CENTRAL: dict[str, Any] = {
@@ -37,9 +37,9 @@ def central(changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) ->
     return merged(merged(_CENTRAL, changes or {}), where.changes)
 
 
-def trainings(full: int, quick: int, changes: Mapping[str, Any] | None = None) -> PlaysOf:
+def trainings(full: int, quick: int, changes: Mapping[str, Any] | None = None) -> BudgetOf:
     """Return the cost of a recipe that trains this many networks in sequence."""
-    return lambda is_quick, where: Plays(
+    return lambda is_quick, where: Budget(
         trainings=quick if is_quick else full, experiment=central(changes, where), processes=1
     )
 
@@ -60,10 +60,10 @@ def networks(count: int, changes: Mapping[str, Any] | None = None, where: Where 
 
 
 def errors_along(
-    target: Target, *names: str, scale: float, draw: int = 0, **asked: Any
+    target: Target, *names: str, scale: float, draw: int = 0, **options: Any
 ) -> dict[str, Mapping[str, float]]:
     """Return mean errors on both sides and the asymmetry by name, along a draw of each noise or special directions."""
-    found = valley(target, directions=names, draws=1, seed=draw, scales=(scale,), **asked)
+    found = valley(target, directions=names, draws=1, seed=draw, scales=(scale,), **options)
     return {row["direction"]: row for row in found.summary}
 
 

@@ -47,7 +47,7 @@ _ONE_SIDED = ("gaussian_1", "uniform_01", "binary", "ones")
     quick=[above(0.0, "smallest_with_signs")],
     null={"smallest_low_with_signs": 0.0, "smallest_with_signs": 0.0, "largest_raw_of_one_sign": 0.2},
     expected=Verdict.DOES_NOT_HOLD,
-    plays=trainings(10, 4),
+    budget=trainings(10, 4),
 )
 def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries of the seven kinds of noise over 10 networks and 3 draws each (quick: 4 and 1), s = 1.
@@ -97,7 +97,7 @@ def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Metrics:
     source="FedSign, Figure 4",
     null=dict.fromkeys(("smallest_gap", "smallest_spearman_positive", "smallest_spearman_negative"), 0.0),
     expected=Verdict.HOLDS,
-    plays=trainings(5, 2),
+    budget=trainings(5, 2),
 )
 def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return errors on both sides by the fraction of signs, s = 2: 5 networks, 5 draws each (quick: 2, fewer).
@@ -140,7 +140,7 @@ def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Metrics:
     quick=[above(0.0, "smallest_of_signs")],
     null={"smallest_of_signs": 0.0, "smallest_low_of_signs": 0.0, "largest_of_sgp": 0.1, "initial_size": 0.1},
     expected=Verdict.DOES_NOT_HOLD,
-    plays=trainings(10, 3),
+    budget=trainings(10, 3),
 )
 def valley_special_directions(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries of the six special directions over 10 networks (quick: 3), s = 1.
@@ -197,7 +197,7 @@ _TITLES = {"lr": "the learning rate", "batch": "the batch size", "weight_decay":
     null=dict.fromkeys(("smallest_low", "mean_asymmetry", "batch_narrower_low"), 0.0)
     | {f"{name}_width_low": -0.01 for name in _PAIRS},
     expected=Verdict.IN_PART,
-    plays=trainings(5 * len(_SETTINGS), len(_SETTINGS)),
+    budget=trainings(5 * len(_SETTINGS), len(_SETTINGS)),
 )
 def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries and mean errors on both sides, over 5 networks and 3 draws each (quick: 1 and 2), s = 1.
@@ -250,7 +250,7 @@ _CNN: dict[str, Any] = {"model": {"name": "cnn"}, "rounds": 15}
     quick=[at_least(SYMMETRIC, "ALL")],
     null={"ALL": 0.0, **{f"{group}_low": 0.0 for group in GROUPS}},
     expected=Verdict.HOLDS,
-    plays=trainings(5, 1, _CNN),
+    budget=trainings(5, 1, _CNN),
 )
 def valley_parameter_groups(quick: bool, where: Where = AT_HOME) -> Metrics:
     """Return asymmetries over 5 networks and 3 draws each (quick: 1 and 1), s = 1; `..._low`: of the 95 % interval.
@@ -271,15 +271,15 @@ def valley_parameter_groups(quick: bool, where: Where = AT_HOME) -> Metrics:
 
 def uniform(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """The CNN with BatchNorm weights initialized from U(0, 1)."""
-    return _begun(cnn(input_shape, num_outputs), nn.init.uniform_)
+    return _initialized(cnn(input_shape, num_outputs), nn.init.uniform_)
 
 
 def gaussian(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """The CNN with BatchNorm weights initialized from G(0, 0.1), by standard deviation."""
-    return _begun(cnn(input_shape, num_outputs), partial(nn.init.normal_, std=0.1))
+    return _initialized(cnn(input_shape, num_outputs), partial(nn.init.normal_, std=0.1))
 
 
-def _begun(model: nn.Module, begin: Callable[[Tensor], Tensor]) -> nn.Module:
+def _initialized(model: nn.Module, begin: Callable[[Tensor], Tensor]) -> nn.Module:
     for module in model.modules():
         if isinstance(module, BATCH_NORMS):
             begin(module.weight)
@@ -315,7 +315,7 @@ _POSITIVE = ("ones_norms", "uniform_norms", "ones_filter", "uniform_filter")
         "largest_of_gaussian": 0.3,
     },
     expected=Verdict.IN_PART,
-    plays=trainings(15, 3, _CNN),
+    budget=trainings(15, 3, _CNN),
     takes_model=False,
 )
 def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Metrics:

@@ -1,12 +1,12 @@
-"""Play configurations with the packages of one commit: `python -P player.py OUT FILE.toml...`.
+"""Run configurations with the packages of one commit: `python -P runner.py OUT FILE.toml...`.
 
-PYTHONPATH names the commit's checkout. This is a script outside the packages, since the played commit may lack it.  It
-uses only public interfaces: `simulations.run` and the command line.  Each configuration is played in its own fork,
-which saves imports and isolates it: its numbers are the same whether it is played alone or among others.
+PYTHONPATH names the commit's checkout. This is a script outside the packages, since that commit may lack it.  It
+uses only public interfaces: `simulations.run` and the command line.  Each configuration is run in its own fork,
+which saves imports and isolates it: its numbers are the same whether it is run alone or among others.
 
-A configuration holds changes to `_base.toml`, which changes the default experiment.  Its table `play` says how to play
-it: `stop_after` = the round after which the run is stopped and resumed; `commands` = commands to run after it, or with
-`run = false` instead of it, whose standard output is JSON.
+A configuration holds changes to `_base.toml`, which changes the default experiment.  Its table
+`execution` says how to run it: `stop_after` = the round after which the run is stopped and resumed; `commands` =
+commands to run after it, or with `run = false` instead of it, whose standard output is JSON.
 """
 
 import atexit
@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 
 
 def main(out: Path, files: list[Path]) -> None:
-    """Play all; prints `{"name", "ok", "seconds"}` for each, what went wrong is in `OUT/NAME/log.txt`."""
+    """Run all; prints `{"name", "ok", "seconds"}` for each, what went wrong is in `OUT/NAME/log.txt`."""
     _check_origin(Path(os.environ["PYTHONPATH"]))
     import sklearn.datasets  # noqa: F401 - once, and not in each fork
 
@@ -61,35 +61,35 @@ def _check_origin(code: Path) -> None:
 
 
 def _guarded(file: Path, folder: Path) -> int:
-    """Play one in its own folder, what it prints in a file."""
+    """Run one in its own folder, what it prints in a file."""
     signal.alarm(LIMIT_S)
     os.chdir(folder)
     log = os.open("log.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        _play(file)
+        _run(file)
     except BaseException:  # noqa: BLE001 - also SystemExit
         traceback.print_exc()
         return 1
     return 0
 
 
-def _play(file: Path) -> None:
+def _run(file: Path) -> None:
     from simulations import run
 
     shutil.copy(HERE / "own_parts.py", ".")  # found in the current folder, like a user's file
     sys.path.append(str(Path.cwd()))
     import_module("own_parts").write_inputs(Path("inputs"))
     tree = merged(_read(file.with_name("_base.toml")), _read(file))
-    play = tree.pop("play", {})
-    if play.get("run", True):
-        stop = play.get("stop_after", tree["rounds"])
+    execution = tree.pop("execution", {})
+    if execution.get("run", True):
+        stop = execution.get("stop_after", tree["rounds"])
         done = run({**tree, "rounds": stop})
         if stop != tree["rounds"]:
             done = run({"rounds": tree["rounds"]}, resume=done.path)
         Path(done.path).rename("run")
-    for number, arguments in enumerate(play.get("commands", [])):
+    for number, arguments in enumerate(execution.get("commands", [])):
         with Path(f"command-{number}.json").open("w") as answer, redirect_stdout(answer):
             _command(arguments)
 
