@@ -83,12 +83,9 @@ def condensation_table(quick: bool) -> Metrics:
 
     Paper: section 4.1 and Table 1: reverse unrolling through all steps is best, (FG)²U second, and both are above
     truncated reverse unrolling, Hessian-Free and Neumann series.  Here 100 steps deep, with 32 directions and real
-    initial
-    images; each method at the best of three rates on seed 3, means over seeds 0, 1 and 2.  The random subset is the
-    initial
-    images. At the same rates also with ten images per class and 100 steps on the images, because the paper's table has
-    more
-    images per class.
+    initial images; each method at the best of three rates on seed 3, means over seeds 0, 1 and 2.  The random subset is
+    the initial images. At the same rates also with ten images per class and 100 steps on the images, because the
+    paper's table has more images per class.
 
     Beyond the claim: 10 directions instead of 32; 30 steps from noise, where no order is claimed.
     """
@@ -152,11 +149,9 @@ def two_phase(quick: bool) -> Metrics:
     """Return test accuracies after each phase, and gains of the second (quick: TRGU, seed 0, a tenth of the steps).
 
     Paper: section 3 and Fig. 1: accurate gradients improve on the solution of a biased method, where more steps of the
-    same
-    method do not.  From real images; 300 steps of Hessian-Free or truncated reverse unrolling, then 100 of (FG)²U with
-    32
-    directions, or 400 more of the same method.  Each phase's rate decays linearly to 0, and the control's second phase
-    restarts it as (FG)²U's does.  Means over seeds 0, 1 and 2.
+    same method do not.  From real images; 300 steps of Hessian-Free or truncated reverse unrolling, then 100 of (FG)²U
+    with 32 directions, or 400 more of the same method.  Each phase's rate decays linearly to 0, and the control's
+    second phase restarts it as (FG)²U's does.  Means over seeds 0, 1 and 2.
     """
     first, second, more, num_seeds = (30, 10, 40, 1) if quick else (300, 100, 400, 3)
     cheap = ("trgu",) if quick else ("hessian_free", "trgu")
@@ -208,11 +203,9 @@ def one_shot_federation(quick: bool) -> Metrics:
 
     Five clients share digits by Dirichlet 0.1 and 0.5.  One shot: each client condenses its samples with (FG)²U (32
     directions, 100 steps on the images, depth 100) to 1, 3 or 7 images of each class that it has, and sends them with
-    their
-    labels, float32 and int64. The server trains the MLP of 64 units on the union, and the mean accuracy of 20 networks
-    counts.  The alternative is rounds of all clients with the same model and one local epoch at batches of 32, at the
-    best
-    of three rates per strategy on seed 3.  Seeds 0, 1 and 2 are judged, paired.
+    their labels, float32 and int64. The server trains the MLP of 64 units on the union, and the mean accuracy of 20
+    networks counts.  The alternative is rounds of all clients with the same model and one local epoch at batches of 32,
+    at the best of three rates per strategy on seed 3.  Seeds 0, 1 and 2 are judged, paired.
 
     The control was added after it turned out that ten steps of condensation gain one point over the initial images.
 

@@ -126,15 +126,12 @@ def smupar_dynamic(quick: bool) -> Metrics:
     Quick: only SmuPar, without pruning, one seed, fewer rates.
 
     Paper: Figure 12: under RigL and under gradual magnitude pruning the best learning rate moves with the density, in
-    SP
-    (not tried here), muP and SmuPar alike.  SmuPar overcorrects: its rules assume weights independent of their masks,
-    and
-    weights selected by magnitude are not.  SmuPar does not claim to cover dynamic sparsity.
+    SP (not tried here), muP and SmuPar alike.  SmuPar overcorrects: its rules assume weights independent of their
+    masks, and weights selected by magnitude are not.  SmuPar does not claim to cover dynamic sparsity.
 
     Masks change every 8 steps until step 96, at density 1/32, about as often per training as in the paper (every 100 of
     1,169 steps); RigL drops 0.3.  Rates are a factor of two apart, and the move of the best rate from density 1 is
-    counted
-    in such bins.  At density 1 nothing changes, so all three rules share it, and muP is SmuPar.
+    counted in such bins.  At density 1 nothing changes, so all three rules share it, and muP is SmuPar.
 
     One seed leaves an uncertainty of one bin, so two bins count as a move: up under muP, as with static masks, and down
     under SmuPar, which overcorrects.
@@ -187,14 +184,13 @@ def smupar_pareto(quick: bool) -> Metrics:
     Quick: the lowest density, one seed.
 
     Paper: Figure 3: one model of 610 million weights at densities down to 1/128, each scheme with one initialization
-    and
-    one rate for all; at the lowest density SmuPar's loss is 11.9 % below that of SP and 1.9 % below that of muP.
+    and one rate for all; at the lowest density SmuPar's loss is 11.9 % below that of SP and 1.9 % below that of muP.
 
     SP's rate is tuned on the dense model of width 128 itself; that of muP and SmuPar on a dense proxy of width 64, as
-    in
-    the paper.  Floating-point operations are 6 per remaining weight and character, as if removed weights cost nothing,
-    which is not true on this hardware.  `iso`: wide sparse models with as many hidden weights as the dense proxy, under
-    SmuPar (the paper's Figure 10 compares such models; no threshold, since they also have more embeddings).
+    in the paper.  Floating-point operations are 6 per remaining weight and character, as if removed weights cost
+    nothing, which is not true on this hardware.  `iso`: wide sparse models with as many hidden weights as the dense
+    proxy, under SmuPar (the paper's Figure 10 compares such models; no threshold, since they also have more
+    embeddings).
     """
     schemes, widest = ("sp", "mup", "smupar"), 4 * BASE_WIDTH
     densities = (_LOWEST,) if quick else (1.0, 1 / 4, 1 / 16, _LOWEST)
