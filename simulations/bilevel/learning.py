@@ -226,7 +226,7 @@ def _penalty(objective: Objective, own: Tree, received: Tree, values: Mapping[st
 def _is_plain(experiment: Experiment) -> bool:
     """Whether the next model is the mean of the clients' models, with no other state kept or sent."""
     kind, objective = type(experiment.strategy), experiment.objective
-    answers = ("move", "evaluated", "shared", "weight")
+    answers = ("server_update", "evaluated", "shared", "weight")
     # identity of the class attribute: any override may serve something else than the mean
     if not issubclass(kind, Strategy) or any(getattr(kind, name) is not getattr(Strategy, name) for name in answers):
         return False

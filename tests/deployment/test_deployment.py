@@ -311,7 +311,7 @@ def test_the_gate_answers_what_it_does_not_pass_on(
     [
         (YEAR, "127.0.0.1", False, ""),
         (dt.timedelta(seconds=-1), "127.0.0.1", False, "has expired"),
-        (YEAR, "127.0.0.2", False, "is not made out to 127.0.0.2"),
+        (YEAR, "127.0.0.2", False, "does not cover 127.0.0.2"),
         (YEAR, "127.0.0.1", True, "not signed by this federation's CA"),
     ],
 )

@@ -40,15 +40,15 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left the outcome open
     part(
         "the minimum of large batches is more asymmetric than that of small batches", above(0.0, "more_asymmetric_low")
     ),
-    part("the minimum of small batches is nearly symmetric", at_most(SYMMETRIC, "small_asymmetry")),
-    part("the minimum of large batches is asymmetric", above(SYMMETRIC, "large_asymmetry")),
+    part("the minimum of small batches is nearly symmetric", at_most(SYMMETRIC, "small_asymmetry_high")),
+    part("the minimum of large batches is asymmetric", above(SYMMETRIC, "large_asymmetry_low")),
     source="FedSign, section 3.2",
     quick=[at_least(0.8, "same_sign_ratio")],  # two unrelated models have 0.5
     null={
         "sharper_low": 0.0,
         "more_asymmetric_low": 0.0,
-        "small_asymmetry": 0.1,
-        "large_asymmetry": 0.0,
+        "small_asymmetry_high": 0.1,
+        "large_asymmetry_low": 0.0,
         "same_sign_ratio": 0.5,
     },
     expected=Verdict.IN_PART,
@@ -58,17 +58,13 @@ def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Metr
     """Return errors within 0.5 of each minimum, on either side, over 20 pairs of networks (quick: 2).
 
     Paper: (1 - lambda) theta_1 + lambda theta_2, lambda in [-1, 2], of batches of 32 and of 2048, from one
-    initialization:
-    the small-batch minimum is sharper and nearly symmetric, the large-batch minimum flatter and asymmetric.  Here
-    batches
-    of 32 and of 512 (2048 would exceed the data set), the latter for eight times as many epochs, since an epoch has
-    only
-    three of them.
+    initialization: the small-batch minimum is sharper and nearly symmetric, the large-batch minimum flatter and
+    asymmetric.  Here batches of 32 and of 512 (2048 would exceed the data set), the latter for eight times as many
+    epochs, since an epoch has only three of them.
 
     `rise`: the mean error on a minimum's two sides, minus its own error; `asymmetry`: their absolute difference.
-    `sharper`
-    is the small-batch rise minus the large-batch one, `more_asymmetric` the large-batch asymmetry minus the small-batch
-    one, both paired.
+    `sharper` is the small-batch rise minus the large-batch one, `more_asymmetric` the large-batch asymmetry minus the
+    small-batch one, both paired. `_low` and `_high` are ends of 95 % intervals over pairs of networks.
     """
     found = defaultdict[str, list[float]](list)
     for seed in _FRESH[: 2 if quick else None]:
@@ -94,6 +90,8 @@ def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Metr
         "sharper_low": sharper["difference_low"],
         "more_asymmetric": asymmetric["difference"],
         "more_asymmetric_low": asymmetric["difference_low"],
+        "small_asymmetry_high": mean_interval(found["small_asymmetry"])["difference_high"],
+        "large_asymmetry_low": mean_interval(found["large_asymmetry"])["difference_low"],
     }
 
 
