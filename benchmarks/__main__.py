@@ -181,7 +181,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-warm-up", action="store_true", help="keep the first repetition; for workloads that take long"
     )
-    parser.add_argument("--no-profile", action="store_true", help="do not sort our rounds' time into rooms")
+    parser.add_argument("--no-profile", action="store_true", help="do not attribute our rounds' time to phases")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--cache", type=Path, default=CACHE, help="environments of the peers, exported workloads")
     return parser.parse_args()

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.competitors import BARE, COMPETITORS, FLOOR, LARGE_MODELS
 from benchmarks.docs_alone import SECTIONS
-from benchmarks.rooms import ROOMS
+from benchmarks.phases import PHASES
 from benchmarks.tables import FORMER, MISSING, Result, measured_on, ms, table
 from benchmarks.workloads import all_workloads
 from fedsign.former_names import current_record
@@ -224,13 +224,13 @@ def _profile(rows: Sequence[Result]) -> str:
     if not ours:
         return ""
     lines = []
-    for room in ROOMS:
-        if any(room in row["profile_s"] for row in ours):
+    for phase in PHASES:
+        if any(phase in row["profile_s"] for row in ours):
             cells = []
             for row in ours:
-                value, total = row["profile_s"].get(room, 0.0), sum(row["profile_s"].values())
+                value, total = row["profile_s"].get(phase, 0.0), sum(row["profile_s"].values())
                 cells.append(f"{ms(value)} ({100 * value / total:.0f} %)")
-            lines.append([room, *cells])
+            lines.append([phase, *cells])
     lines.append(["together", *(ms(sum(row["profile_s"].values())) for row in ours)])
     head = ("ms a round", *(row["title"] for row in ours))
     return "Where the time goes, by samples of the stack of the main thread over more rounds:\n\n" + table(

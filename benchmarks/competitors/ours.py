@@ -7,7 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from benchmarks import rooms
+from benchmarks import phases
 from benchmarks.competitors.stopwatch import Stopwatch, arguments
 from fedsign.config import ExperimentConfig, merged
 from fedsign.storage.results import Record, RunFolder
@@ -42,7 +42,7 @@ def main() -> None:
         experiment = merged(experiment, {"engine": {"device": given.device}, "results": {"root": str(Path(root))}})
         if profiled:
             experiment = merged(experiment, {"rounds": profiled})
-        with rooms.Sampler(active=bool(profiled)) as sampler:
+        with phases.Sampler(active=bool(profiled)) as sampler:
             done = run(experiment, callbacks=[sampler.callback, Clock(watch)])
         last = done.rounds[-1]
         config = done.config

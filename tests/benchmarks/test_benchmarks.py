@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 import pytest
 import torch
 
-from benchmarks import docs, rooms
+from benchmarks import docs, phases
 from benchmarks.competitors import BARE, COMPETITORS, Competitor, competitor_named
 from benchmarks.export import export
 from benchmarks.measure import Record, dispersion, measure_all, measure_once, round_s, summarized
@@ -169,16 +169,16 @@ def test_a_ratio_is_of_neighbors_in_time() -> None:
     assert row["ratio_to_bare_loop"]["median"] == statistics.median([2.0, 1.0, 3.0])
 
 
-def test_time_belongs_to_the_innermost_frame_that_has_a_room() -> None:
+def test_time_belongs_to_the_innermost_frame_that_has_a_phase() -> None:
     root = str(ROOT)
-    assert rooms.room_of(f"{root}/clients/batches.py", "batches") == "plan"
-    assert rooms.room_of(f"{root}/clients/trainer.py", "train") == "training"
-    assert rooms.room_of(f"{root}/fedsign/workload.py", "evaluate") == "evaluation"
-    assert rooms.room_of(f"{root}/fedsign/seeding.py", "generator") is None, "all rooms draw"
-    assert rooms.room_of("/elsewhere/torch/nn/module.py", "forward") is None
+    assert phases.phase_of(f"{root}/clients/batches.py", "batches") == "plan"
+    assert phases.phase_of(f"{root}/clients/trainer.py", "train") == "training"
+    assert phases.phase_of(f"{root}/fedsign/workload.py", "evaluate") == "evaluation"
+    assert phases.phase_of(f"{root}/fedsign/seeding.py", "generator") is None, "all phases draw"
+    assert phases.phase_of("/elsewhere/torch/nn/module.py", "forward") is None
 
 
-STARTS = sorted({start for _, start, _ in rooms.RULES})
+STARTS = sorted({start for _, start, _ in phases.RULES})
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_profile_accounts_for_the_rounds(tmp_path: Path) -> None:
         competitor_named("sequential"), export(SMALL, tmp_path), tmp_path, device="cpu", settings={"profile": 30}
     )
     profile, rounds = found["profile"], found["cpu_s"]
-    assert set(profile) <= set(rooms.ROOMS) and profile["training"] > 0
+    assert set(profile) <= set(phases.PHASES) and profile["training"] > 0
     assert len(rounds) == 30
     assert 0.5 * statistics.fmean(rounds) < sum(profile.values()) < 1.5 * statistics.fmean(rounds)
 

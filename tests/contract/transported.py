@@ -17,7 +17,7 @@ from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
 from simulations.rounds import RoundLoop
 from tests.contract.contexts import make_context
-from tests.unit.test_flower_room import Deployment
+from tests.unit.test_flower_wire import Deployment
 
 APP = client_app()
 Node = Callable[[Message], Message]

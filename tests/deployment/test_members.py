@@ -59,7 +59,7 @@ from tests.contract import transported
 from tests.contract.contexts import make_context
 from tests.contract.transported import node_of
 from tests.deployment.link import Link, superlink
-from tests.unit.test_flower_room import MODEL, ROLES, node, requests, trained
+from tests.unit.test_flower_wire import MODEL, ROLES, node, requests, trained
 
 NAMES = ("alpha", "beta", "gamma")
 

@@ -34,7 +34,7 @@ from simulations.deployment.startup_kits import open_startup_kit
 from tests.contract.contexts import make_context
 from tests.contract.transported import grid_of, run_with
 from tests.deployment.test_sites import NUM_SITES, tree, write_site
-from tests.unit.test_flower_room import Deployment
+from tests.unit.test_flower_wire import Deployment
 
 SIZES = (60, 40, 30)
 APP = client_app(SuperNode)

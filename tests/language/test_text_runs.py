@@ -22,7 +22,7 @@ from simulations.backends.base import intra_op_threads
 from tests.contract.transported import run_with
 from tests.deployment.test_nodes import sites_of
 from tests.language.language_samples import save_tokenizer, sums, write_lines
-from tests.unit.test_flower_room import Deployment
+from tests.unit.test_flower_wire import Deployment
 
 pytestmark = pytest.mark.needs("partial")
 LISA = {"name": "lisa", "num_sampled_layers": 1, "period": 2}

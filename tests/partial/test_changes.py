@@ -23,7 +23,7 @@ from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import ensure_task_identity
 from fedsign.partial.updates import PartialUpdates, digest_of
 from fedsign.records import CohortRequest, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
-from tests.unit.test_flower_room import Answer, Deployment, node, over_the_wire, same_bits
+from tests.unit.test_flower_wire import Answer, Deployment, node, over_the_wire, same_bits
 
 ROLES = {
     "half": Role.PARAMETER,

@@ -33,7 +33,7 @@ from tests.contract.test_exchange import OURS
 from tests.contract.test_strategies import lines
 from tests.contract.transported import Node, node_of, run_with
 from tests.privacy.test_privacy import within
-from tests.unit.test_flower_room import over_the_wire
+from tests.unit.test_flower_wire import over_the_wire
 
 NUM_CLIENTS, COHORT = 6, 3
 CENTRAL = {"name": "central", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}

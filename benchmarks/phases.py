@@ -1,4 +1,4 @@
-"""Where our rounds spend their time: samples of the main thread's stack, attributed to packages.
+"""Where our rounds spend their time: samples of the main thread's stack, attributed to phases.
 
 A system timer interrupts the main thread every half millisecond, as soon as the interpreter is between two
 instructions. The time since the last interruption belongs to the innermost frame that a rule matches.  A long torch
@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parents[1]
 
 RULES: tuple[
     tuple[str, str, tuple[str, ...]], ...
-] = (  # (package, path prefix, functions or all); the first match counts
+] = (  # (phase, path prefix, functions or all); the first match counts
     ("disk", "fedsign/storage/disk.py", ()),
     ("disk", "fedsign/storage/results.py", ()),
     ("disk", "fedsign/storage/checkpoints.py", ()),
@@ -53,17 +53,17 @@ RULES: tuple[
     ("round loop", "simulations/", ()),
 )
 OTHER = "other"
-ROOMS = (*dict.fromkeys(room for room, _, _ in RULES), OTHER)
+PHASES = (*dict.fromkeys(phase for phase, _, _ in RULES), OTHER)
 
 
-def room_of(path: str, function: str) -> str | None:
+def phase_of(path: str, function: str) -> str | None:
     """Return a frame's package; None if no rule matches, as for torch and shared helpers."""
     if not path.startswith(str(_ROOT)):
         return None
     inside = path[len(str(_ROOT)) + 1 :]
-    for room, start, functions in RULES:
+    for phase, start, functions in RULES:
         if inside.startswith(start) and (not functions or function in functions):
-            return room
+            return phase
     return None
 
 
@@ -103,11 +103,11 @@ class Sampler:
 
     def seconds_per_round(self) -> dict[str, float]:
         """Return the thread's seconds per round in each package."""
-        return {room: self._seconds[room] / max(self._rounds, 1) for room in ROOMS if self._seconds[room]}
+        return {phase: self._seconds[phase] / max(self._rounds, 1) for phase in PHASES if self._seconds[phase]}
 
     def _sample(self, number: int, frame: FrameType | None) -> None:
         now = time.thread_time()
-        self._seconds[_room(frame)] += now - self._last
+        self._seconds[_phase(frame)] += now - self._last
         self._last = time.thread_time()
 
 
@@ -125,11 +125,11 @@ class _Rounds(Callback):
         self._sampler.round_ended(was_last=line["round"] == self._total)
 
 
-def _room(frame: Any) -> str:
+def _phase(frame: Any) -> str:
     while frame is not None:
         code = frame.f_code
-        room = room_of(code.co_filename, code.co_name)
-        if room is not None:
-            return room
+        phase = phase_of(code.co_filename, code.co_name)
+        if phase is not None:
+            return phase
         frame = frame.f_back
     return OTHER
