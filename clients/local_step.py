@@ -81,7 +81,7 @@ class LocalStep:
             losses = [penalty if loss is None else loss + penalty]
         pulled = [name for name in pulls if parameters[name].requires_grad]  # frozen parameters are no roots
         if pulled:  # the core of torch.autograd.backward, which would import sympy first, just to compare shapes
-            # a parameter as root: backward adds `pull` to its .grad through its hooks, in the same pass
+            # a parameter as root: backward adds its entry in `pulls` to .grad through its hooks, in the same pass
             roots = (*losses, *(parameters[name] for name in pulled))
             gradients = (*(torch.ones_like(each) for each in losses), *(pulls[name] for name in pulled))
             _engine_run_backward(roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)

@@ -94,7 +94,8 @@ class SequentialTrainer:
         optimizer = self._optimizer.fresh(self._learning_rate(request.round))
         steps = self._batching.num_steps(len(index))
         context = self._context(objective, request, states, unit_displacement(optimizer, steps))
-        # `local_context` may move tensors to the device on access; `context` leaves them where they arrived
+        # with partial updates, the tensors of `local_context` move to the device on access, and those of `context` stay
+        # where they arrived; otherwise both are the same
         with model.in_round(optimizer, context, request, seed=workload.config.seed, num_steps=steps) as local_context:
             step = LocalStep(workload, model, objective, local_context, optimizer)
             rates = factors(workload, round=request.round, num_steps=steps)

@@ -142,7 +142,7 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
     Rule(
         lambda experiment: not experiment.serves.proposes_update and experiment.config.server.optimizer.is_chosen,
         "server.optimizer.name={config.server.optimizer.name} was given, but strategy {config.strategy.name} is "
-        "Flower's and moves the server by itself",
+        "Flower's and updates the model by itself",
         "set server.optimizer.name=none, or take a strategy of FedSign's",
     ),
     Rule(

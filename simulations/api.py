@@ -125,7 +125,8 @@ def run(
     Args:
         experiment: a configuration, or a dictionary of changes to the default one.
         resume: the folder of a run to resume. `experiment`, if given, may differ from that run's configuration only in
-            rounds, callbacks, results, engine.workers, timeouts and server.min_replies.
+            rounds, callbacks, results, timeouts, server.min_replies, and settings that cannot change a result, such as
+            engine.workers.
         callbacks: callbacks in addition to the configured ones.
 
     Raises:

@@ -182,7 +182,7 @@ class RoundLoop:
         self._judge(self.grid.traffic)
         foreign_rules.check_num_replies(strategy, len(replies), self.round)
         with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round + 1):
-            served, _ = strategy.aggregate_train(self.round, replies)  # iterated repeatedly
+            served, _ = strategy.aggregate_train(self.round, replies)  # a list: strategies iterate over it repeatedly
         model = None if served is None else to_tensors(view.model(served))
         # Flower's way of reading replies makes reference cycles: a round's models would wait for the garbage collector
         release(replies)

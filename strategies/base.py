@@ -56,8 +56,8 @@ class Strategy(FlowerStrategy):
     def __init__(self, *, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         self.weighting = weighting
         self.weights = weights  # one per client, overrides `weighting`
-        self.server_optimizer: ServerOptimizer | None = None  # set by the runner
-        self.aggregator: Aggregator | None = None  # set by the runner; None means the weighted mean
+        self.server_optimizer: ServerOptimizer | None = None  # set by `simulations.rounds.make_strategy`
+        self.aggregator: Aggregator | None = None  # set by a `strategy_transform`; None means the weighted mean
         self.num_clients = 0  # in the population; set in the first round
         self.kept: Tensors = {}  # a subclass's state across rounds
         self._served: Tensors = {}

@@ -1,4 +1,4 @@
-"""A site's own settings: keys of a SuperNode's configuration, and tables in the site.toml of a bundle.
+"""A site's own settings: keys of a SuperNode's configuration, and tables in the site.toml of a kit.
 
 This module avoids torch and Flower, because `fedsign deploy` imports it.
 """

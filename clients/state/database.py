@@ -20,7 +20,7 @@ from fedsign.storage.digests import digest_of
 from fedsign.storage.disk import disk_errors, disk_full, sync
 
 _PIECE_BYTES = 2**28  # SQLite limits a value to a billion bytes
-# Exclusive, since one process runs a run; the log then needs no shared memory, which network disks lack.
+# Exclusive, since a run has one process that writes; the log then needs no shared memory, which network disks lack.
 # The page size must be set before WAL.  FULL syncs the log at every commit, which NORMAL does not.
 _SETTINGS = "PRAGMA page_size=16384; PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
 _TABLE = (

@@ -1,7 +1,7 @@
 """The process of a worker (see clients.workers.pool).
 
 In:  its settings, once; then jobs {"job": n, "tasks": [...], "units": [[slot, offset for replies, [clients]], ...]}
-Out: {"ready": true} once; then per result {"job": n, "unit": place, ...} with the result (clients.workers.messages),
+Out: {"ready": true} once; then per result {"job": n, "unit": index, ...} with the result (clients.workers.messages),
      whose tensors and states are in the unit's slot, in sequence from `start`, with these `layouts`;
      {"full": sentence} if the disk is full, {"defect": sentence} if it cannot continue
 """

@@ -17,7 +17,7 @@ from fedsign.errors import RoundError
 from fedsign.records import CohortReply, Reply, Role, Tensors
 
 T = TypeVar("T")
-LARGEST_VALUE = 2.0**44  # limit on magnitudes in a reply: float32 can hold the sum of 2**40 squares of it
+LARGEST_VALUE = 2.0**44  # limit on magnitudes in a reply: float32 can hold the sum of 2**39 squares of it
 _BLOCK = 2**17  # elements per block, half a megabyte, which fits the cache
 
 

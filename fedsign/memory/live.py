@@ -71,11 +71,11 @@ class LiveBytes(TorchDispatchMode):
 
     @property
     def peak(self) -> Peak:
-        """The peak over all phases and places."""
+        """The peak over all phases and devices."""
         return self.peak_of()
 
     def peak_of(self, phase: str | None = None, *, device: int | None = None) -> Peak:
-        """The peak within one phase (any if None) and on one place (all together if None)."""
+        """The peak within one phase (any if None) and on one device (all together if None)."""
         inside = [at for at, (_, _, of) in enumerate(self._events) if phase in (None, of)]
         changes = [
             (number, change if device in (None, self._devices[number]) else 0) for number, change, _ in self._events
@@ -93,7 +93,7 @@ class LiveBytes(TorchDispatchMode):
         return max(accumulate(own), default=0)
 
     def name(self, category: str, tensors: Iterable[Tensor | None], *, device: int | None = None) -> None:
-        """Assign a category, and optionally a place, to the tensors' storages; count those that were not seen yet."""
+        """Assign a category, and optionally a device, to the tensors' storages; count those that were not seen yet."""
         for tensor in tensors:
             if tensor is not None:
                 number = self._number_of(tensor.untyped_storage())

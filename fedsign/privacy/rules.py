@@ -28,7 +28,7 @@ PRIVACY = Choice[Experiment](
         Rule(
             lambda experiment: experiment.serves.own_aggregation,
             "strategy {config.strategy.name} has a method {found} of its own, which takes the replies as they are",
-            "let it answer by `move` instead",
+            "override `server_update` instead",
         ),
         Rule(
             lambda experiment: experiment.serves.weights_replies,

@@ -94,7 +94,7 @@ class RunFolder:
         return self.records("rounds.jsonl")
 
     def timings(self) -> list[Record]:
-        """Seconds per round: `{"round", "train_s", "aggregate_s", "evaluate_s"}`."""
+        """Seconds per round: `{"round", "train_s", "evaluate_s"}`."""
         return self.records("timings.jsonl")
 
     def records(self, name: str) -> list[Record]:

@@ -163,7 +163,7 @@ class Learning:
         # the engine's own streams: step 0 runs the cohorts and batches of the experiment's first rounds
         rng = generator(config.seed, Purpose.SAMPLING, round=number)
         cohort = self._strategy.sample(number, range(config.partition.num_clients), config.server.cohort_size, rng)
-        # by place: every step begins from the initial model, so its schedule begins anew
+        # by `position`, not `number`: every step begins from the initial model, so its schedule begins anew
         factor = config.client.schedule.build(min(position, config.rounds), config.rounds)
         return Round(clients=[Client(each, self._batches(each, number)) for each in cohort], factor=float(factor))
 

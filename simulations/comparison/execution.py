@@ -74,8 +74,7 @@ def compare(
         target: the metric's target for rounds and bytes; by default 95 % of the reference's final value, per condition.
         validation_fraction: fraction of training samples held out in all cells; by default 0.1 if there is a choice.
         tune: number of trials per strategy, over its own settings and the shared ones. The best settings are then
-            trained
-            on all training samples.
+            trained on all training samples.
         tune_seeds: seeds per trial, a number or a list, disjoint from `seeds`.
         tune_at: key -> value in trials; conditions that differ only in these keys are tuned once.
         search: key -> range, such as "0.01..0.3:log", for single strategies as in `grid`.
@@ -188,9 +187,9 @@ def run_plan(
         workers: number of processes; None for one per core.
         extend: accept the plan if the folder holds another one.
         retry_failed: run failed cells again.
-        beside: files that the folder may hold before there is a plan.
+        allowed: names of files that the folder may hold before there is a plan.
     """
-    # the values of trials are in the unit of this metric, so that the plan is made twice
+    # the plan is made twice: reading the values of trials requires its metric
     metric = make()[0].metric
     plan, cell_configs = make(value_of=_values_in(comparison, metric))
     processes = _workers(cell_configs, workers)

@@ -293,7 +293,7 @@ def down(folder: FolderOption = _FOLDER) -> None:
 
 
 def _opened(folder: Path | None) -> tuple[Any, Any]:
-    """Open a federation, also by its server folder, or else a site's bundle; the other one is None."""
+    """Open a federation, also by its server folder, or else a site's kit; the other one is None."""
     from simulations.deployment.federation import FILE, open_federation
     from simulations.deployment.startup_kits import SITE_FILE, open_startup_kit
 

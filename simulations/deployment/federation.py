@@ -83,7 +83,7 @@ class Federation:
 
     @property
     def authority_key(self) -> Path:
-        """The CA's private key, which is in no bundle."""
+        """The CA's private key, which is in no kit."""
         return self.folder / "ca" / "ca.key"
 
     @property

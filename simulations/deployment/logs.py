@@ -19,7 +19,7 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")  # Flower's log is colored even in a pip
 
 
 def log_of(folder: Path) -> Path:
-    """Return the log of the program started from a folder: the server's, or a site's bundle."""
+    """Return the log of the program started from a folder: the server's, or a site's kit."""
     return folder / "logs" / "log"
 
 

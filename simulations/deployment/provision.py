@@ -14,7 +14,7 @@ from simulations.deployment.startup_kits import KEY_FILE, write_kit, write_serve
 
 
 def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, lifetime: dt.timedelta) -> Federation:
-    """Create the folder: CA, server, a bundle for each site; for `sites`, see `add_site`.
+    """Create the folder: CA, server, a kit for each site; for `sites`, see `add_site`.
 
     Raises:
         ConfigError: the folder is in use, or a name, address or key is invalid.
@@ -57,7 +57,7 @@ def add_site(
     device: str = "",
     max_examples: int = 0,
 ) -> Federation:
-    """Add a site and its bundle. `public_key`: the file that the site sent, or None to generate a key in the bundle."""
+    """Add a site and its kit. `public_key`: the file that the site sent, or None to generate a key in the kit."""
     federation.with_site(name, public_key="")  # refuses a used name before a key is generated
     key = _public_key(federation, name, public_key)
     grown = federation.with_site(name, public_key=key, max_examples=max_examples)
@@ -113,7 +113,7 @@ def _issue(federation: Federation, lifetime: dt.timedelta) -> None:
 
 
 def _public_key(federation: Federation, site: str, sent: Path | None) -> str:
-    """Return the key that a site sent, or a new one's in its bundle; "" in an insecure federation."""
+    """Return the key that a site sent, or a new one's in its kit; "" in an insecure federation."""
     if federation.insecure and sent is not None:
         raise ConfigError(f"a public key was given for '{site}', but an insecure federation asks for none; drop it.")
     if federation.insecure:

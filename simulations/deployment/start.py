@@ -70,7 +70,7 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
 
 
 def start_site(kit: StartupKit, say: Say, *, host: str | None = None) -> NoReturn:
-    """Replace this process by the SuperNode; `host`: connect to this name of the server instead of the bundle's.
+    """Replace this process by the SuperNode; `host`: connect to this name of the server instead of the kit's.
 
     Raises:
         ConfigError: the key is missing or readable for others.
@@ -97,7 +97,7 @@ def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Say) ->
     """Start the SuperLink and the first sites' SuperNodes, and wait until they are online.
 
     Raises:
-        ConfigError: the federation has fewer sites, or a bundle is stored elsewhere.
+        ConfigError: the federation has fewer sites, or a kit is stored elsewhere.
         EngineError: a process ends or does not answer in time; all are ended.
     """
     sites = federation.active[:num_sites]

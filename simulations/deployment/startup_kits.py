@@ -1,6 +1,6 @@
-"""The bundle sent to a site, and the server's folder: scripts, systemd units, instructions.
+"""The kit sent to a site, and the server's folder: scripts, systemd units, instructions.
 
-A bundle holds the CA's certificate, never its key. It holds the site's private key only if the site did not generate
+A kit holds the CA's certificate, never its key. It holds the site's private key only if the site did not generate
 one itself.
 """
 
@@ -31,7 +31,7 @@ KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartupKit:
-    """A site's bundle. `data_root` and `device` are the site's own; "" for the experiment's.
+    """A site's kit. `data_root` and `device` are the site's own; "" for the experiment's.
 
     `share_details`: whether tracebacks and label counts may leave the site. `tables`: settings of capabilities
     (`clients.deployment.settings`).
@@ -61,7 +61,7 @@ class StartupKit:
 
     @property
     def data_folder(self) -> Path | None:
-        """The site's data folder; a relative path starts at the bundle."""
+        """The site's data folder; a relative path starts at the kit."""
         return (self.folder / Path(self.data_root).expanduser()).resolve() if self.data_root else None
 
     def node_config(self) -> dict[str, str | int]:
@@ -114,7 +114,7 @@ def open_startup_kit(folder: Path) -> StartupKit:
 
 
 def _table_of(table: SiteTable, given: Mapping[str, Any], path: Path) -> dict[str, str | int]:
-    """Return a table of settings; relative paths start at the bundle.
+    """Return a table of settings; relative paths start at the kit.
 
     Raises:
         ConfigError: it is not a valid table.
@@ -181,7 +181,7 @@ def _write(path: Path, template: str, **values: Any) -> None:
 
 
 def _pack(kit: Path) -> None:
-    """Pack the bundle. Only the owner can read it, since it may hold a key."""
+    """Pack the kit. Only the owner can read it, since it may hold a key."""
     archive = kit.with_name(kit.name + ".tar.gz")
     # both: touch sets the mode before any content, chmod that of an existing archive
     archive.touch(mode=0o600)

@@ -115,8 +115,7 @@ class Recipe:
         null: metrics of a world where every part of the claim is false.
         expected: the verdict of the last full measurement; None if there was none.
         data: the data sets the recipe was made for, the default first, with the expected verdict on each; empty if it
-            was
-            made for `home` only.
+            was made for `home` only.
         home: the data set of `expected`, for a recipe that can be checked on others.
         budget: the trainings of the recipe, if it can be checked on any data; otherwise None.
         takes_model: whether the model can be chosen, where the data can.

@@ -22,8 +22,7 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
 
     Args:
         sources: runs, or paths of runs, of checkpoints, or of files of weights; a single run is compared with its
-            initial
-            model.
+            initial model.
         model: the model of a file of weights, such as "mlp".
         overrides: other settings of its experiment, such as "data.name=mnist".
 

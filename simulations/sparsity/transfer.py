@@ -223,10 +223,8 @@ class Reading:
     """The optimum of one condition.
 
     The best value has the lowest mean loss over seeds; `moved_low` and `moved_high` are the extreme moves of single
-    seeds.
-    `kept` is the loss here at the base's best value, `excess` its relative excess over the loss at the condition's own
-    best
-    value. NaN if every value diverged.
+    seeds.  `kept` is the loss here at the base's best value, `excess` its relative excess over the loss at the
+    condition's own best value.  NaN if every value diverged.
     """
 
     best: float = nan

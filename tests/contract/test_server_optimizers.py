@@ -90,7 +90,7 @@ def test_it_learns(optimizer: str, tmp_path: Path) -> None:
 
 
 def test_flowers_own_strategies_refuse_a_server_optimizer(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="moves the server by itself"):
+    with pytest.raises(ConfigError, match="updates the model by itself"):
         optimized(tmp_path, "flower_fedavg", {"name": "adam"})
 
 
