@@ -277,7 +277,7 @@ def test_a_revoked_site_is_out_at_once_and_for_good_and_down_leaves_no_process(f
     run = fedsign("run", *SMALL, *ON_FEDERATION, folder=folder)
     assert run.returncode == 0, run.stderr
     assert "1 of the run's 2 sites are revoked" in run.stderr
-    assert "round 1: site site-2 revoked: the run goes on without it" in run.stderr
+    assert "round 1: site site-2 revoked: the run continues without it" in run.stderr
     strict = fedsign("run", *SMALL, *ON_FEDERATION, *settings(server__min_replies=2), folder=folder)
     assert strict.returncode == 2
     assert "server.min_replies=2 was given, but 1 of the run's 2 sites are active" in strict.stderr
