@@ -189,12 +189,6 @@ def test_a_neuron_whose_mean_alone_grows_holds_no_part() -> None:
     assert "smallest_step" not in {each.metric for each in (*recipe.thresholds, *recipe.quick_thresholds)}
 
 
-@pytest.mark.slow
-def test_silos_fine_tune_a_language_model_that_transformers_loads() -> None:
-    finding = recipes.get("federated-llm").check(quick=True)
-    assert finding.as_expected, (finding.reason, finding.metrics)
-
-
 VALLEYS = [
     *(name for name in recipes.all_recipes() if name.startswith("valley-")),
     *("softmax-demo", "relu-demo", "activation-confusion", "soup-sign-ratio"),
@@ -214,48 +208,6 @@ def test_the_forward_gradient_is_unbiased_and_scatters_as_the_formulas_say() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["fg2u-memory", "condensation-table", "two-phase", "one-shot-federation", "learned-gamma"]
-)
-def test_digits_are_condensed(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)  # a picture goes into the folder of the command
-    finding = recipes.get(name).check(quick=True)
-    assert finding.as_expected, finding.metrics
-
-
-@pytest.mark.slow
-def test_coefficients_are_found_through_a_black_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    finding = recipes.get("pde-coefficients").check(quick=True)
-    assert finding.as_expected, finding.metrics
-    assert finding.page is not None and finding.page.exists()
-
-
-@pytest.mark.slow
-def test_weights_of_tokens_that_are_learned_adapt_a_language_model() -> None:
-    finding = recipes.get("online-adaptation").check(quick=True)
-    assert finding.as_expected, finding.metrics
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["smupar-coordinate-check", "smupar-dynamic", "smupar-pareto", "federated-smupar"])
-def test_sparse_models_under_smupar(name: str) -> None:
-    finding = recipes.get(name).check(quick=True)
-    assert finding.as_expected, finding.metrics
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["smupar-lr-transfer", "smupar-init-transfer", "smupar-ablation"])
-def test_settings_of_a_dense_proxy_hold_for_sparse_models_under_smupar_alone(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    finding = recipes.get(name).check(quick=True)
-    assert finding.as_expected, finding.metrics
-    assert finding.page is not None and finding.page.exists()
-
-
-@pytest.mark.slow
 def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
     finding = recipes.get("feddyn-fixed-point").check()
     assert finding.verdict is Verdict.HOLDS, finding.metrics
@@ -265,29 +217,6 @@ def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
 def test_fedsign_beats_fedavg_on_digits_over_a_few_seeds() -> None:
     finding = recipes.get("fedsign-beats-fedavg-digits").check(quick=True)
     assert finding.as_expected, finding.metrics
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["lisa-convergence", "lisa-ablation", "lisa-weight-norms", "federated-lisa"])
-def test_lisa_fine_tunes_a_language_model(name: str) -> None:
-    finding = recipes.get(name).check(quick=True)
-    assert finding.as_expected, finding.metrics
-
-
-@pytest.mark.slow
-def test_the_speed_of_lisa_is_that_of_steps_taken_in_turn() -> None:
-    metrics = recipes.get("lisa-speed").measure(True)  # the verdict is for a machine that does nothing else
-    assert metrics.keys() == {"full_s", "lora_s", "lisa_s", "full_over_lisa", "lora_over_lisa", "full_over_lisa_flops"}
-    assert (
-        1.1 <= metrics["full_over_lisa_flops"] <= 1.2
-    )  # 4 blocks, 2 of them trained: 3 / (1 + 1 + 1/2) without embedding and head
-    assert all(value > 0 for value in metrics.values())
-
-
-@pytest.mark.slow
-def test_what_is_certain_of_the_lisa_papers_memory_holds_but_for_attention_without_a_kernel() -> None:
-    finding = recipes.get("lisa-memory").check()
-    assert finding.verdict is Verdict.IN_PART, finding.metrics
 
 
 def test_reproduce_lists_recipes_and_names_a_missing_one(tmp_path: Path) -> None:
