@@ -39,14 +39,14 @@ def write(folder: Path, *, steps: int) -> None:
     """
     from pydoc_data.topics import topics  # the texts behind `help()`
 
-    with tempfile.TemporaryDirectory() as folder:
-        texts, tokenizer = Path(folder) / "texts", Path(folder) / "tokenizer"
+    with tempfile.TemporaryDirectory() as scratch:
+        texts, tokenizer = Path(scratch) / "texts", Path(scratch) / "tokenizer"
         texts.mkdir()
         for name, text in topics.items():
             (texts / f"{name}.txt").write_text(text, encoding="utf-8")
         write_tokenizer(texts, tokenizer)
         data = {"name": "text_folder", "root": str(texts), "tokenizer": str(tokenizer), "block_length": BLOCK_LENGTH}
-        pretraining = {"data": data, "model": SHAPE, "results": {"root": str(Path(folder) / "runs")}}
+        pretraining = {"data": data, "model": SHAPE, "results": {"root": str(Path(scratch) / "runs")}}
         done = run(merged(experiment(steps=steps, lr=3e-3, optimizer={"name": "adamw"}), pretraining))
         export(done.path, folder)
 
