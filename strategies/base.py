@@ -35,6 +35,7 @@ from strategies.server_optim.base import ServerOptimizer
 Weighting = Literal["uniform", "examples"]
 Weights = tuple[Annotated[float, Field(gt=0)], ...]
 SEED_KEY, COHORT_KEY = "seed", "cohort-size"
+_FORMER_MEMBERS = {"move": "server_update", "takes_target": "proposes_update"}
 
 _log = logging.getLogger("fedsign")
 
@@ -51,7 +52,7 @@ class Strategy(FlowerStrategy):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        former_names.rename_members(cls, {"move": "server_update", "takes_target": "proposes_update"})
+        former_names.rename_members(cls, _FORMER_MEMBERS)
 
     def __init__(self, *, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         self.weighting = weighting
@@ -237,6 +238,9 @@ class Strategy(FlowerStrategy):
     def summary(self) -> None:
         """Log one line about the strategy."""
         _log.info("%s, %s weights", type(self).__name__, self.weighting)
+
+
+former_names.rename_members(Strategy, _FORMER_MEMBERS)  # `super().move(...)` of a direct subclass
 
 
 def _unpacked(messages: Iterable[Message]) -> Iterator[TrainReply]:

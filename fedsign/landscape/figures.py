@@ -146,8 +146,8 @@ def center_in_words(analysis: Found, measure: str) -> str:
         "At each point BatchNorm's statistics are taken anew of "
         f"{analysis.facts['num_statistics']:,} training samples, "
         f"at the center too ({in_words(analysis.facts['center'][measure], percent=measure == 'error')}, "
-        f"'recalibrated'); the "
-        f"evaluated model, with its own running statistics, has {in_words(own, percent=measure == 'error')}."
+        "'recalibrated'); the evaluated model, with its own running statistics, has "
+        f"{in_words(own, percent=measure == 'error')}."
     )
 
 

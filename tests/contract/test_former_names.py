@@ -18,6 +18,7 @@ from fedsign.federation.aggregation import Aggregate
 from fedsign.records import Role, Tensors
 from simulations import load_run, run
 from simulations.jobs import digest_of
+from strategies.base import Strategy
 from strategies.feddyn import FedDyn
 
 KEYS = [
@@ -196,14 +197,15 @@ def test_an_analysis_that_was_stored_under_the_former_names_is_read(tmp_path: Pa
     assert found.summary == [{"direction": "sgp_centered", "center": 0.5}] and list(found.arrays) == ["center"]
 
 
-def test_a_strategy_with_a_former_method_works_with_a_warning() -> None:
-    """FedDyn with one of two clients and h = 0: mean + 1/2 (mean - served) = 1.5, halved."""
+@pytest.mark.parametrize(("base", "expected"), [(Strategy, 0.5), (FedDyn, 0.75)])
+def test_a_strategy_with_a_former_method_works_with_a_warning(base: type[Strategy], expected: float) -> None:
+    """Half of the mean, 1; and half of FedDyn's mean + 1/2 (mean - served) with one of two clients and h = 0."""
     warning = r"^Halved\.move is now server_update; the former name will be removed in 0\.3$"
     with pytest.warns(FutureWarning, match=warning) as caught:
 
-        class Halved(FedDyn):
+        class Halved(base):  # type: ignore[misc, valid-type]
             def move(self, round: Aggregate) -> Tensors:
-                return {name: tensor / 2 for name, tensor in super().move(round).items()}  # type: ignore[misc]
+                return {name: tensor / 2 for name, tensor in super().move(round).items()}
 
     assert caught[0].filename == __file__
     aggregate = Aggregate(
@@ -217,4 +219,4 @@ def test_a_strategy_with_a_former_method_works_with_a_warning() -> None:
         num_sent={"a": 1},
         weight_sent={"a": 1.0},
     )
-    assert Halved().server_update(aggregate)["a"].tolist() == [0.75, 0.75]
+    assert Halved().server_update(aggregate)["a"].tolist() == [expected] * 2
