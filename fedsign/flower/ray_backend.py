@@ -6,7 +6,10 @@ fails; and `runtime_env` in the arguments of ray.init raises, since Flower passe
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,15 @@ from flwr.clientapp import ClientApp
 from flwr.server.superlink.fleet.vce.backend import raybackend
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.serverapp import Grid, ServerApp
+from flwr.simulation.ray_transport.ray_actor import BasicActorPool
 from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.constant import NOOP_FEDERATION_ID
 from flwr.supercore.telemetry import EventType
 
 from fedsign.errors import EngineError
 from fedsign.flower.shims import PARTITION_KEY, client_error, empty_run, ensure_task_identity
+
+_POLL_S = 0.02
 
 
 class LastingRayBackend(RayBackend):
@@ -30,6 +36,7 @@ class LastingRayBackend(RayBackend):
     def __init__(self, backend_config: dict[str, Any]) -> None:
         super().__init__(backend_config)
         self.start_timeout_s: float | None = backend_config.get("start_timeout_s")
+        self._submitting = threading.Lock()
 
     def init_ray(self, backend_config: dict[str, Any]) -> None:
         """As in Flower, with the user's `runtime_env` merged into Flower's."""
@@ -60,16 +67,28 @@ class LastingRayBackend(RayBackend):
         if pool is None or app is None:
             raise EngineError("Ray has no actors yet: its backend was not built.")
         job = (app, message, str(context.node_config[PARTITION_KEY]), context)
-        future = pool.submit(lambda actor, *given: actor.run.remote(*given), job)
+        with self._submitting:
+            # Flower has a thread per actor, so all are busy only while a replacement starts
+            while not pool.is_actor_available() and ray.is_initialized():
+                time.sleep(_POLL_S)
+            future = pool.submit(lambda actor, *given: actor.run.remote(*given), job)
         try:
             return pool.fetch_result_and_return_actor_to_pool(future)
         except ray.exceptions.RayActorError:
             pool._future_to_actor.pop(future)  # forget the dead actor, instead of returning it to the pool
-            pool.pool.append(pool.create_actor_fn())  # type: ignore[no-untyped-call]
+            threading.Thread(target=_add_actor, args=(pool,), daemon=True).start()
             return Message(client_error("the process that trained this client died"), reply_to=message), context
         except Exception:
             pool.add_actor_back_to_pool(future)
             raise
+
+
+def _add_actor(pool: BasicActorPool) -> None:
+    """Add a started actor: messages do not wait for it while another one is idle."""
+    actor = pool.create_actor_fn()  # type: ignore[no-untyped-call]
+    with suppress(ray.exceptions.RayError):  # the run is over
+        ray.wait([actor.__ray_ready__.remote()])
+    pool.pool.append(actor)
 
 
 def run_on_ray(

@@ -334,7 +334,7 @@ def test_up_makes_a_federation_where_there_is_none_and_down_ends_it(tmp_path: Pa
     up = fedsign("deploy", "up", "--local", "1", folder=tmp_path)
     assert up.returncode == 0, up.stderr
     assert "made a federation for this machine alone" in up.stdout
-    assert len(processes_of(tmp_path / "federation")) > 2
+    wait_until(lambda: len(processes_of(tmp_path / "federation")) > 2, timeout_s=120)
     down = fedsign("deploy", "down", folder=tmp_path)
     assert down.stdout.startswith("ended: ")
     assert not processes_of(tmp_path / "federation")
