@@ -115,14 +115,14 @@ class _Rounds(Callback):
     def __init__(self, sampler: Sampler) -> None:
         self._sampler, self._total = sampler, 0
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, records: list[Record]) -> None:
         """The first round begins."""
         self._total = config.rounds
         self._sampler.begin()
 
-    def on_round(self, line: Record) -> None:
+    def on_round(self, record: Record) -> None:
         """A round has ended."""
-        self._sampler.round_ended(was_last=line["round"] == self._total)
+        self._sampler.round_ended(was_last=record["round"] == self._total)
 
 
 def _phase(frame: Any) -> str:

@@ -1,13 +1,13 @@
 """Analyses of trained models: loss valleys, linear interpolation, curvature, signs.
 
-Each function takes runs or paths and returns a `Found`: numbers (`facts`, `summary`, `rows`, `arrays`, `frame()`)
-and figures.  Notebooks display a `Found`; `write(folder)` saves it.
+Each function takes runs or paths and returns an `Analysis`: numbers (`facts`, `summary`, `rows`, `arrays`, `frame()`)
+and figures.  Notebooks display an `Analysis`; `write(folder)` saves it.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsign.report.analysis import Found as Found
+    from fedsign.report.analysis import Analysis as Analysis
     from simulations.landscape.curvature import curvature as curvature  # capability: landscape
     from simulations.landscape.interpolate import interpolate as interpolate  # capability: landscape
     from simulations.landscape.trajectory import trajectory as trajectory  # capability: landscape
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     from fedsign.extensions import load, python_api
 
+    if name == "Found":
+        from fedsign.former_names import warn
+
+        warn(f"{__name__}.Found", f"{__name__}.Analysis")
+        name = "Analysis"
     if name in python_api(__name__):
         return load(python_api(__name__)[name])
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -13,7 +13,7 @@ from fedsign.companions import import_packages
 
 _API = {
     **{name: f"simulations.api:{name}" for name in ("Run", "load_run", "run")},
-    "analyze.Found": "fedsign.report.analysis:Found",
+    "analyze.Analysis": "fedsign.report.analysis:Analysis",
 }
 
 

@@ -299,7 +299,7 @@ def _run(experiment: Any, *, resume: Path | None = None) -> Any:
     folders = [] if resume is None else [resume]
 
     class Watch(Callback):
-        def on_start(self, folder: Any, config: Any, lines: Any) -> None:
+        def on_start(self, folder: Any, config: Any, records: Any) -> None:
             folders.append(folder.path)
 
     try:

@@ -115,7 +115,7 @@ class Clock(Callback):
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def on_round(self, line: Record) -> None:
+    def on_round(self, record: Record) -> None:
         self.times.append(time.perf_counter())
 
 

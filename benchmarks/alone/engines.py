@@ -96,7 +96,7 @@ def run_engine(name: str, hidden: list[int], root: Path) -> Result:
     counted: list[int] = []
 
     class Counter(Callback):
-        def on_round(self, line: Any) -> None:
+        def on_round(self, record: Any) -> None:
             counted.append(loopback_bytes())
 
     began = time.perf_counter()

@@ -41,7 +41,7 @@ class Clock(Callback):
     def __init__(self) -> None:
         self.times: list[tuple[float, float]] = []
 
-    def on_round(self, line: Record) -> None:
+    def on_round(self, record: Record) -> None:
         self.times.append((time.perf_counter(), time.thread_time()))
 
 

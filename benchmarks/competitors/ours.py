@@ -21,11 +21,11 @@ class Clock(Callback):
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, records: list[Record]) -> None:
         """The first round begins."""
         self._watch.mark()
 
-    def on_round(self, line: Record) -> None:
+    def on_round(self, record: Record) -> None:
         """A round has ended."""
         self._watch.mark()
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsign.landscape.draws import band, independent
-from fedsign.report.analysis import Found, Row
+from fedsign.report.analysis import Analysis, Row
 from fedsign.report.chart import COLORS, Chart, Series, span, value_axis
 from fedsign.report.figures import Draw, draw
 from fedsign.report.wording import figure as in_words
@@ -49,22 +49,22 @@ class _Line:
     independent: NDArray[Any]
 
 
-def valley_figures(analysis: Found) -> dict[str, Draw]:
+def valley_figures(analysis: Analysis) -> dict[str, Draw]:
     """Drawing functions of a valley by measure: error (for classes) and loss."""
     return {measure: partial(draw, *valley_charts(analysis, measure)) for measure in measures(analysis)}
 
 
-def path_figures(analysis: Found) -> dict[str, Draw]:
+def path_figures(analysis: Analysis) -> dict[str, Draw]:
     """Drawing functions of the line through two models, by measure."""
     return {measure: partial(draw, path_chart(analysis, measure)) for measure in measures(analysis)}
 
 
-def measures(analysis: Found) -> list[str]:
+def measures(analysis: Analysis) -> list[str]:
     """The available measures: error (for classes) and loss."""
     return [name for name in ("error", "loss") if name in analysis.arrays]
 
 
-def valley_charts(analysis: Found, measure: str) -> list[Chart]:
+def valley_charts(analysis: Analysis, measure: str) -> list[Chart]:
     """One chart per scale: for each direction the mean over draws with its interval, and single draws as thin lines."""
     lines, x = _lines(analysis, measure), analysis.arrays["lambda"].tolist()
     means = {line.label: line.independent.mean(0) for line in lines}
@@ -119,14 +119,14 @@ def length(facts: Row) -> str:
     return "" if facts.get("scaling") == "raw" else f"‖θf‖{of}"
 
 
-def _lambda(analysis: Found, scale: float) -> str:
+def _lambda(analysis: Analysis, scale: float) -> str:
     unit = length(analysis.facts)
     times = "" if scale == 1 else f"{scale:g} "
     units = f" (in units of {times}{unit})" if unit else ""
     return f"λ{units}{', recalibrated' if 'own_center' in analysis.facts else ''}"
 
 
-def _about(analysis: Found, measure: str, lines: Sequence[_Line], *, are_thin: bool) -> str:
+def _about(analysis: Analysis, measure: str, lines: Sequence[_Line], *, are_thin: bool) -> str:
     """A description of the charts."""
     facts = analysis.facts
     sentences = [_ABOUT.format(what=measure, scaling=_SCALINGS[facts["scaling"]], num=facts["num_samples"])]
@@ -137,7 +137,7 @@ def _about(analysis: Found, measure: str, lines: Sequence[_Line], *, are_thin: b
     return " ".join([*sentences, center_in_words(analysis, measure)]).strip()
 
 
-def center_in_words(analysis: Found, measure: str) -> str:
+def center_in_words(analysis: Analysis, measure: str) -> str:
     """With BatchNorm, the difference between the recalibrated and the evaluated model; otherwise empty."""
     own = analysis.facts.get("own_center", {}).get(measure)
     if own is None:
@@ -151,7 +151,7 @@ def center_in_words(analysis: Found, measure: str) -> str:
     )
 
 
-def path_chart(analysis: Found, measure: str) -> Chart:
+def path_chart(analysis: Analysis, measure: str) -> Chart:
     """The line through two models, with both marked."""
     lambdas, values = analysis.arrays["lambda"].tolist(), analysis.arrays[measure]
     name = f"test {measure}, recalibrated" if "own_ends" in analysis.facts else f"test {measure}"
@@ -168,7 +168,7 @@ def path_chart(analysis: Found, measure: str) -> Chart:
     )
 
 
-def _lines(analysis: Found, measure: str) -> list[_Line]:
+def _lines(analysis: Analysis, measure: str) -> list[_Line]:
     """The curves of each direction, in the order of the rows."""
     owners = [(row["direction"], row["label"], row.get("is_paired", False)) for row in analysis.rows]
     # rows hold a direction once per scale, arrays hold it once

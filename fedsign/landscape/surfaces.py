@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsign.landscape.figures import center_in_words, length, measures
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from fedsign.report.figures import PAGE, Draw, empty
 from fedsign.report.wording import figure as in_words
 
@@ -27,12 +27,12 @@ _LEAST_RISE = 1.05  # smallest ratio of the top of the picture to the lowest hei
 _HALO, _PATH = "#1c2127", "#ff9d5c"
 
 
-def surface_figures(analysis: Found) -> dict[str, Draw]:
+def surface_figures(analysis: Analysis) -> dict[str, Draw]:
     """Drawing functions by measure: error (for classes) and loss."""
     return {measure: partial(draw_surface, analysis, measure) for measure in measures(analysis)}
 
 
-def draw_surface(analysis: Found, measure: str) -> "Figure":
+def draw_surface(analysis: Analysis, measure: str) -> "Figure":
     """Contour lines on the left, the relief on the right, with a common color bar."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
@@ -57,7 +57,7 @@ def draw_surface(analysis: Found, measure: str) -> "Figure":
     return drawn
 
 
-def heights(analysis: Found, measure: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def heights(analysis: Analysis, measure: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Columns, rows and positive heights: an error of 0 is drawn as half a sample, the largest values are clipped."""
     reach = analysis.facts.get("scale", 1.0)
     percent = 100.0 if measure == "error" else 1.0
@@ -87,7 +87,7 @@ def log_levels(low: float, high: float) -> list[float]:
     return levels if len(levels) > 2 else np.geomspace(low, high, 6)[1:-1].round(4 - decades[0]).tolist()
 
 
-def caption_of(analysis: Found, measure: str) -> str:
+def caption_of(analysis: Analysis, measure: str) -> str:
     """The caption of a picture: what is drawn, the model's metric with its uncertainty, and which model it is."""
     is_path, percent = analysis.kind == "trajectory", measure == "error"
     center = analysis.facts["center"][measure]
@@ -110,7 +110,7 @@ def caption_of(analysis: Found, measure: str) -> str:
     return " ".join([*sentences, center_in_words(analysis, measure)]).strip()
 
 
-def _lines(axes: "Axes", analysis: Found, measure: str, plane: Any, levels: list[float]) -> None:
+def _lines(axes: "Axes", analysis: Analysis, measure: str, plane: Any, levels: list[float]) -> None:
     """Contour lines with labels, the model, the lowest point, the trajectory, and the model's confidence region."""
     from matplotlib.patheffects import withStroke
     from scipy.stats import binomtest
@@ -157,7 +157,7 @@ def _contour(axes: Any, plane: Any, levels: list[float], **style: Any) -> Any:
     return axes.contour(*plane, levels=inside, **style) if inside else None
 
 
-def _path(axes: "Axes", analysis: Found) -> None:
+def _path(axes: "Axes", analysis: Analysis) -> None:
     """The checkpoints in order, some labeled by round."""
     from matplotlib.patheffects import withStroke
 
@@ -177,7 +177,7 @@ def _path(axes: "Axes", analysis: Found) -> None:
         )
 
 
-def _relief(axes: Any, analysis: Found, plane: Any, levels: list[float], norm: Any) -> None:
+def _relief(axes: Any, analysis: Analysis, plane: Any, levels: list[float], norm: Any) -> None:
     """The surface, lit from the left, above its contour lines."""
     from matplotlib import colormaps
     from matplotlib.colors import LightSource
@@ -224,7 +224,7 @@ def _over(plane: Any, path: NDArray[Any]) -> NDArray[Any]:
     return lifted
 
 
-def _axis_labels(analysis: Found) -> tuple[str, str]:
+def _axis_labels(analysis: Analysis) -> tuple[str, str]:
     """Labels of the x and y axis."""
     facts = analysis.facts
     if analysis.kind == "trajectory":

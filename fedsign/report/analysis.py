@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class Analysis:
     """The result of an analysis: `facts` about its target, `rows` and `summary` of plain values, and arrays."""
 
     kind: str
@@ -39,7 +39,7 @@ class Found:
     rows: Sequence[Row] = ()
     summary: Sequence[Row] = ()
     arrays: Mapping[str, NDArray[Any]]
-    drawn_by: Callable[["Found"], Mapping[str, figures.Draw]] | None = field(default=None, repr=False)
+    drawn_by: Callable[["Analysis"], Mapping[str, figures.Draw]] | None = field(default=None, repr=False)
 
     @property
     def figures(self) -> Mapping[str, figures.Draw]:
@@ -80,8 +80,8 @@ class Found:
         return content
 
 
-def read_analysis(path: Path) -> Found:
-    """Read what `Found.write` wrote, by its .json file; its figures cannot be redrawn.
+def read_analysis(path: Path) -> Analysis:
+    """Read what `Analysis.write` wrote, by its .json file; its figures cannot be redrawn.
 
     Raises:
         ResultsError: it cannot be read.
@@ -89,7 +89,7 @@ def read_analysis(path: Path) -> Found:
     try:
         content = current_record(read_json(path.read_text(encoding="utf-8"))[0])
         with np.load(path.with_suffix(".npz")) as arrays:
-            return Found(
+            return Analysis(
                 kind=content["kind"],
                 name=content["name"],
                 facts=content["facts"],

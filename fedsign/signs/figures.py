@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.figures import Draw, draw, empty
 
@@ -14,7 +14,7 @@ _MARKERS = "osD^vP*X"  # one per pair of models
 _LONGEST = 26  # characters of a layer's name
 
 
-def sign_figures(analysis: Found) -> dict[str, Draw]:
+def sign_figures(analysis: Analysis) -> dict[str, Draw]:
     """Figure name -> drawing function: the layers, and the rounds of a run that recorded its clients' signs."""
     drawn: dict[str, Draw] = {"layers": partial(draw, layers_chart(analysis))}
     if "rounds" in analysis.arrays:
@@ -22,7 +22,7 @@ def sign_figures(analysis: Found) -> dict[str, Draw]:
     return drawn
 
 
-def layers_chart(analysis: Found) -> Chart:
+def layers_chart(analysis: Analysis) -> Chart:
     """The same-sign ratio per layer, with a mark for each pair of models."""
     layers = list(analysis.facts["layers"])
     series = []
@@ -44,7 +44,7 @@ def layers_chart(analysis: Found) -> Chart:
     )
 
 
-def draw_rounds(analysis: Found) -> "Figure":
+def draw_rounds(analysis: Analysis) -> "Figure":
     """How far clients keep the signs of the received model: layers from top to bottom, rounds from left to right."""
     layers, rounds, values = analysis.arrays["layers"], analysis.arrays["rounds"], analysis.arrays["models_global"]
     drawn = empty(0.9 + 0.16 * len(layers))

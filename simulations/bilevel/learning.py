@@ -31,7 +31,7 @@ from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import is_linear
 from fedsign.records import ObjectiveSpec
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.figures import Draw, draw
 from fedsign.rules import Rule, check
@@ -278,7 +278,9 @@ _RULES: tuple[Rule[Experiment], ...] = (
 )
 
 
-def learn(config: ExperimentConfig, options: Options, *, on_step: Callable[[Step], None] = lambda step: None) -> Found:
+def learn(
+    config: ExperimentConfig, options: Options, *, on_step: Callable[[Step], None] = lambda step: None
+) -> Analysis:
     """Learn the settings and return the whole trajectory."""
     learning = Learning(config, options)
     trajectory: list[Step] = []
@@ -287,7 +289,7 @@ def learn(config: ExperimentConfig, options: Options, *, on_step: Callable[[Step
         on_step(step)
     first, last = trajectory[0], trajectory[-1]
     summary = [{"setting": name, "before": first[name], "learned": last[name]} for name in options.names]
-    return Found(
+    return Analysis(
         kind="learned",
         name=config.name,
         facts={
@@ -305,7 +307,7 @@ def learn(config: ExperimentConfig, options: Options, *, on_step: Callable[[Step
     )
 
 
-def learned_config(config: ExperimentConfig, analysis: Found) -> ExperimentConfig:
+def learned_config(config: ExperimentConfig, analysis: Analysis) -> ExperimentConfig:
     """Return the experiment with the learned settings."""
     changes = {row["setting"]: row["learned"] for row in analysis.summary}
     if WEIGHTS in changes:
@@ -313,7 +315,7 @@ def learned_config(config: ExperimentConfig, analysis: Found) -> ExperimentConfi
     return config.replace(**changes)
 
 
-def learning_figures(analysis: Found) -> dict[str, Draw]:
+def learning_figures(analysis: Analysis) -> dict[str, Draw]:
     """Return the plots by name: a panel for the loss and one per setting, with a line for each of its numbers."""
     charts = []
     for name in ("loss", *analysis.facts["names"]):

@@ -11,10 +11,10 @@ from fedsign.storage.results import Record, RunFolder
 class Callback:
     """Base class of callbacks. All methods do nothing; override the ones you need."""
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
-        """Called before the first round; `lines` holds the earlier records of a resumed run."""
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, records: list[Record]) -> None:
+        """Called before the first round; `records` holds the earlier records of a resumed run."""
 
-    def on_round(self, line: Record) -> None:
+    def on_round(self, record: Record) -> None:
         """Called after each round with its record."""
 
     def on_end(self, outcome: Record) -> None:

@@ -19,16 +19,16 @@ from simulations.callbacks.base import Callback
 class Progress(Callback):
     """Draws on standard error, so that standard output stays free for results; in a notebook, below the cell."""
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, records: list[Record]) -> None:
         """Show the bar, starting at the run's first new round."""
         self._metric = config.metrics[0].rpartition(":")[2] if config.metrics else ""
         bar = NotebookBar if Console(stderr=True).is_jupyter else TerminalBar
-        self._bar = bar(len(lines), config.rounds)
+        self._bar = bar(len(records), config.rounds)
 
-    def on_round(self, line: Record) -> None:
+    def on_round(self, record: Record) -> None:
         """Advance by one round."""
-        metrics = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
-        self._bar.show(line["round"], metrics)
+        metrics = "  ".join(f"{name} {_number(record.get(name))}" for name in (self._metric, "loss") if name)
+        self._bar.show(record["round"], metrics)
 
     def on_end(self, outcome: Record) -> None:
         """Stop updating the bar."""

@@ -13,12 +13,12 @@ _SHARE = 0.02  # of a run's time that writing its page may take
 class Report(Callback):
     """Writes the page from the files on disk. During the run, the page tells the browser to reload it."""
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, records: list[Record]) -> None:
         """Remember the folder."""
         self._folder = folder
         self._next_at = time.monotonic() + _INTERVAL_S
 
-    def on_round(self, line: Record) -> None:
+    def on_round(self, record: Record) -> None:
         """Write the page if the last one is old enough."""
         began = time.monotonic()
         if began >= self._next_at:

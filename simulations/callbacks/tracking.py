@@ -75,15 +75,15 @@ class Tracker(Callback):
     def end(self, outcome: Record, final: Mapping[str, float]) -> None:
         """Log the outcome and the means over the last rounds, and close."""
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, records: list[Record]) -> None:
         """Begin, and send the missing rounds of earlier starts."""
         self.folder, self.config = folder, config
-        self._unsent = list(lines)
+        self._unsent = list(records)
         self._attempt(self._send)
 
-    def on_round(self, line: Record) -> None:
+    def on_round(self, record: Record) -> None:
         """Send a round."""
-        self._unsent.append(line)
+        self._unsent.append(record)
         if not self._is_down:
             self._attempt(self._send)
 

@@ -23,9 +23,9 @@ class Answers(Callback):
     def __init__(self, parent: Connection) -> None:
         self._parent = parent
 
-    def on_round(self, line: Record) -> None:
+    def on_round(self, record: Record) -> None:
         """Report the end of a round."""
-        self._parent.send({"round": line["round"]})
+        self._parent.send({"round": record["round"]})
 
 
 def main(parent: Connection) -> None:

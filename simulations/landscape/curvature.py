@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from fedsign.landscape.curvature import Curvature
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from simulations.landscape.target import Source, target_of
 
 
@@ -18,7 +18,7 @@ def curvature(
     seed: int = 0,
     model: str | None = None,
     overrides: Sequence[str] = (),
-) -> Found:
+) -> Analysis:
     """Compute trace and extreme eigenvalues of the Hessian of the mean test loss.
 
     Args:
@@ -41,7 +41,7 @@ def curvature(
     # float64: the cosine is near 0, a small difference of sums over all parameters
     gradient = hessian.gradient().double()
     signs = hessian.center.sign().double()
-    return Found(
+    return Analysis(
         kind="curvature",
         name=target.name,
         facts={

@@ -8,7 +8,7 @@ from fedsign.landscape.figures import path_figures
 from fedsign.landscape.interpolation import between
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from simulations.landscape.target import Source, Target, at_center, targets_of
 
 _log = logging.getLogger("fedsign")
@@ -23,7 +23,7 @@ def interpolate(
     statistics: int = 500,
     model: str | None = None,
     overrides: Sequence[str] = (),
-) -> Found:
+) -> Analysis:
     """Compute loss and error from one model to another and beyond, on the first one's test samples.
 
     Args:
@@ -44,7 +44,7 @@ def interpolate(
     # both models in the first one's layout: an interpolation pairs parameters by name
     one, other = landscape.center, end.vector_in(landscape.layout).to(landscape.center)
     lambdas, values, facts = between(landscape, one, other, points=points)
-    return Found(
+    return Analysis(
         kind="interpolation",
         name=f"{start.name} to {end.name}",
         facts={

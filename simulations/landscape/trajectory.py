@@ -12,7 +12,7 @@ from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.surfaces import surface_figures
 from fedsign.landscape.trajectory import principal_plane, window
 from fedsign.landscape.valley import surface
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from fedsign.storage import checkpoints
 from fedsign.storage.results import RunFolder, open_run
 from simulations.landscape.target import Target, path_of, target_of
@@ -26,7 +26,7 @@ _FEWEST = 4  # checkpoints: any three lie in a plane
 
 def trajectory(
     run: "Run | Path | str", *, points: int = 41, samples: int | None = None, statistics: int = 500
-) -> Found:
+) -> Analysis:
     """Compute loss and error over the plane of a trajectory's two principal directions, and the path in this plane.
 
     Args:
@@ -52,7 +52,7 @@ def trajectory(
     values = surface(landscape, *reversed(plane.directions.unbind()), rows=rows, columns=columns)
     # at the models themselves, which lie off the plane: its values there may be far from theirs
     own = landscape.at(models)
-    return Found(
+    return Analysis(
         kind="trajectory",
         name=target.name,
         facts={

@@ -27,7 +27,7 @@ from fedsign.landscape.landscape import Array, Landscape
 from fedsign.landscape.surfaces import surface_figures
 from fedsign.landscape.valley import asymmetry, curves, lambdas_of, sides_of, surface
 from fedsign.registry import nearest, one_of
-from fedsign.report.analysis import Found, Row
+from fedsign.report.analysis import Analysis, Row
 from simulations.landscape.target import Source, Target, target_of
 
 # D = parameters, P = points of a curve. A direction is [D], curves are [rays, scales, P], a surface is [P, P].
@@ -98,7 +98,7 @@ def valley(
     seed: int = 0,
     model: str | None = None,
     overrides: Sequence[str] = (),
-) -> Found:
+) -> Analysis:
     """Compute loss and error around a model, along curves or over a plane.
 
     The plane is spanned by the first two directions at the largest scale.
@@ -152,7 +152,7 @@ def valley(
     return _curves(target.name, landscape, rays, options, facts)
 
 
-def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Options, facts: Row) -> Found:
+def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Options, facts: Row) -> Analysis:
     values = curves(landscape, [direction for _, direction in rays], scales=options.scales, lambdas=options.lambdas)
     rows: list[Row] = []
     for index, (ray, _) in enumerate(rays):
@@ -160,7 +160,7 @@ def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Opti
             # of: [rays, scales, lambdas]
             sides = {name: asdict(sides_of(options.lambdas, of[index, column])) for name, of in values.arrays().items()}
             rows.append({**ray, "scale": scale, **sides})
-    return Found(
+    return Analysis(
         kind="valley",
         name=name,
         facts=facts,
@@ -172,14 +172,14 @@ def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Opti
     )
 
 
-def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Options, facts: Row) -> Found:
+def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Options, facts: Row) -> Analysis:
     if len(rays) < 2:
         raise ConfigError("one direction was given for a surface, but expected two: name two, or raise --draws.")
     scale, sides = max(options.scales), {"rows": options.lambdas, "columns": options.lambdas}
     first, second = (scale * direction for _, direction in rays[:2])
     values = surface(landscape, first, second, **sides)
     labels = {side: f"{ray['label']}, draw {ray['draw']}" for side, (ray, _) in zip(sides, rays, strict=False)}
-    return Found(
+    return Analysis(
         kind="surface",
         name=name,
         facts={**facts, **labels, "scale": scale},

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from fedsign.errors import ConfigError
 from fedsign.landscape.sign_ratios import same_sign_ratio
 from fedsign.landscape.vector import Layout
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from fedsign.signs.figures import sign_figures
 from simulations.landscape.target import Source, Target, targets_of
 
 _FIGURE = "models_global"
 
 
-def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] = ()) -> Found:
+def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] = ()) -> Analysis:
     """Compute the fraction of parameters with equal signs, for every pair of models, layer by layer.
 
     Args:
@@ -50,7 +50,7 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
         for layer, span in {"": slice(None), **layout.slices()}.items():  # "" stands for all layers together
             ratio = same_sign_ratio(a[span], b[span])
             rows.append({"first": one, "second": other, "layer": layer, "same_sign_ratio": ratio})
-    return Found(
+    return Analysis(
         kind="signs",
         name=first.name,
         facts={

@@ -27,7 +27,7 @@ from fedsign.optim.base import optimizer_of
 from fedsign.parameterization.roles import roles_of_model
 from fedsign.parameterization.section import ParameterizationPart, SparsityPart
 from fedsign.registry import one_of
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.figures import Draw, draw
 from fedsign.seeding import Purpose, generator
@@ -84,7 +84,7 @@ def facts_of(config: ExperimentConfig) -> dict[str, Any]:
 
 def measure(
     config: ExperimentConfig, *, schemes: Sequence[str], densities: Sequence[float], seeds: int, steps: int
-) -> Found:
+) -> Analysis:
     """Train each scheme at each density from each seed, and measure its activations.
 
     Raises:
@@ -117,7 +117,7 @@ def measure(
         for step in range(steps + 1)
     ]
     options = {"schemes": schemes, "densities": densities, "seeds": seeds, "steps": steps}
-    return Found(
+    return Analysis(
         kind="coordinates",
         name=config.name,
         facts=options | facts_of(config) | {"lr": config.client.lr, "modules": modules},
@@ -205,7 +205,7 @@ def _activations(model: nn.Module, modules: Sequence[str], features: Tensor) -> 
     return [outputs[name] for name in modules]
 
 
-def coordinate_figures(analysis: Found) -> dict[str, Draw]:
+def coordinate_figures(analysis: Analysis) -> dict[str, Draw]:
     """Return the plots by name; with correct rules their lines coincide."""
     sizes = analysis.arrays["size"].mean((2, 4))  # [schemes, densities, steps + 1]
     charts = []

@@ -26,7 +26,7 @@ from fedsign.errors import ConfigError
 from fedsign.parameterization.roles import roles_of_model
 from fedsign.parameterization.section import ParameterizationPart
 from fedsign.registry import one_of
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.figures import Draw, draw
 from fedsign.workload import Workload
@@ -93,7 +93,7 @@ def check(options: Options) -> None:
         )
 
 
-def tune(config: ExperimentConfig, options: Options, folder: Path, *, workers: int | None = None) -> Found:
+def tune(config: ExperimentConfig, options: Options, folder: Path, *, workers: int | None = None) -> Analysis:
     """Train every cell that the folder lacks, and find the optima.
 
     Raises:
@@ -191,7 +191,7 @@ def _cells(config: ExperimentConfig, options: Options, own_width: int) -> Iterat
             yield Cell(config=tried, steps=options.steps, samples=options.samples, words=words)
 
 
-def _summarized(config: ExperimentConfig, options: Options, losses: NDArray[np.float64]) -> Found:
+def _summarized(config: ExperimentConfig, options: Options, losses: NDArray[np.float64]) -> Analysis:
     """Summarize losses [schemes, widths, densities, values, seeds]."""
     conditions = list(product(options.widths, options.densities))
     rows, summary = [], []
@@ -207,7 +207,7 @@ def _summarized(config: ExperimentConfig, options: Options, losses: NDArray[np.f
                 finite = over_seeds[np.isfinite(over_seeds)].tolist()
                 loss, std = None if diverged else fmean(finite), stdev(finite) if len(finite) > 1 else None
                 rows.append(condition | {"value": value, "loss": loss, "std": std, "diverged": diverged})
-    return Found(
+    return Analysis(
         kind="transfer",
         name=config.name,
         facts={**asdict(options), **facts_of(config), "setting": SETTINGS[options.setting]},
@@ -271,7 +271,7 @@ def read_off(losses: NDArray[np.float64], values: Sequence[float]) -> list[Readi
     return readings
 
 
-def transfer_figures(analysis: Found) -> dict[str, Draw]:
+def transfer_figures(analysis: Analysis) -> dict[str, Draw]:
     """Return the plots by name: means over seeds with bands from lowest to highest, and a dot at the best value."""
     facts, losses = analysis.facts, analysis.arrays["loss"]
     charts = []

@@ -135,6 +135,8 @@ def test_the_analyses_have_their_former_name_too() -> None:
     vars(fedsign).pop("analyse", None)
     with pytest.warns(FutureWarning, match=r"^fedsign\.analyse is now fedsign\.analyze; "):
         assert fedsign.analyse is fedsign.analyze
+    with pytest.warns(FutureWarning, match=r"^fedsign\.analyze\.Found is now fedsign\.analyze\.Analysis; "):
+        assert getattr(fedsign.analyze, "Found") is fedsign.analyze.Analysis  # noqa: B009
 
 
 @pytest.mark.needs("sparsity")

@@ -114,7 +114,7 @@ class LostEnd(Callback):
 class FullAtTheEnd(Callback):
     """There is no space for `outcome.json`."""
 
-    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, records: list[Record]) -> None:
         (folder.path / "outcome.json.partial").symlink_to("/dev/full")
 
 

@@ -41,8 +41,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Stop(Callback):
     """Ends a run as Ctrl-C does."""
 
-    def on_round(self, line: Record) -> None:
-        if line["round"] == STOPPED_AFTER:
+    def on_round(self, record: Record) -> None:
+        if record["round"] == STOPPED_AFTER:
             raise KeyboardInterrupt
 
 

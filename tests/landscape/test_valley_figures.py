@@ -17,7 +17,7 @@ from fedsign.landscape.figures import COLOR_OF, OWN, path_figures, valley_charts
 from fedsign.landscape.surfaces import caption_of, heights, log_levels, surface_figures
 from fedsign.landscape.valley import lambdas_of
 from fedsign.report import template
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from fedsign.report.chart import COLORS, Series
 from fedsign.report.figures import style
 
@@ -26,7 +26,7 @@ BN: dict[str, Any] = {"own_center": {"error": 0.061, "loss": 0.2}, "num_statisti
 FACTS: dict[str, Any] = {"num_samples": 360, "num_statistics": 0, "center": {"error": 0.047, "loss": 0.15}}
 
 
-def valley(*names: str, num_draws: int = 3, **facts: Any) -> Found:
+def valley(*names: str, num_draws: int = 3, **facts: Any) -> Analysis:
     rows = [
         {"direction": name, "label": LABELS[name], "draw": draw, "is_paired": is_symmetric(name)}
         for name in names
@@ -35,7 +35,7 @@ def valley(*names: str, num_draws: int = 3, **facts: Any) -> Found:
     lambdas = lambdas_of(11)
     tilts = np.random.default_rng(0).uniform(0.2, 0.8, (len(rows), 1, 1))
     error = 0.05 + tilts * lambdas**2 + 0.1 * tilts * lambdas
-    return Found(
+    return Analysis(
         kind="valley",
         name="",
         facts={**FACTS, "scales": [2.0], "scaling": "norm", "group": "ALL", **facts},
@@ -44,14 +44,14 @@ def valley(*names: str, num_draws: int = 3, **facts: Any) -> Found:
     )
 
 
-def plane(kind: str, height: float = 0.4, **facts: Any) -> Found:
+def plane(kind: str, height: float = 0.4, **facts: Any) -> Analysis:
     sides = np.linspace(-1, 1, 9)
     error = 0.047 + height * (sides[:, None] ** 2 + sides**2)
     path = np.array([[0.9, 0.3], [0.5, -0.2], [0.0, 0.0]])
     own = {"scale": 2.0, "scaling": "filter", "rows": "θ₀", "columns": "G(0, 1), draw 1"}
     if kind == "trajectory":
         own = {"explained": [0.9, 0.06]}
-    return Found(
+    return Analysis(
         kind=kind,
         name="",
         facts={**FACTS, **own, **facts},
@@ -62,9 +62,11 @@ def plane(kind: str, height: float = 0.4, **facts: Any) -> Found:
     )
 
 
-def line(**facts: Any) -> Found:
+def line(**facts: Any) -> Analysis:
     at = np.linspace(-1, 2, 7)
-    return Found(kind="interpolation", name="", facts=facts, arrays={"lambda": at, "error": at**2 / 4, "loss": at**2})
+    return Analysis(
+        kind="interpolation", name="", facts=facts, arrays={"lambda": at, "error": at**2 / 4, "loss": at**2}
+    )
 
 
 FIGURES: dict[str, Callable[[], dict[str, Any]]] = {

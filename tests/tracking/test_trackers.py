@@ -68,8 +68,8 @@ class Raises(Callback):
     def __init__(self, error: BaseException, *, after: int) -> None:
         self.error, self.after = error, after
 
-    def on_round(self, line: Record) -> None:
-        if line["round"] == self.after:
+    def on_round(self, record: Record) -> None:
+        if record["round"] == self.after:
             raise self.error
 
 
@@ -251,8 +251,8 @@ def test_a_run_killed_behind_its_checkpoint_goes_on_in_the_same_tracker_runs_wit
         "from simulations import run\n"
         "from simulations.callbacks.base import Callback\n"
         "class Kill(Callback):\n"
-        "    def on_round(self, line):\n"
-        "        if line['round'] == 7: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    def on_round(self, record):\n"
+        "        if record['round'] == 7: os.kill(os.getpid(), signal.SIGKILL)\n"
         "run(json.loads(sys.argv[1]), callbacks=[Kill()])\n"
     )
     killed = subprocess.run([sys.executable, "-c", program, json.dumps(changes)], check=False, timeout=300)

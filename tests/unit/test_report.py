@@ -396,10 +396,10 @@ def test_the_page_is_written_while_the_run_goes_on_and_a_browser_loads_it_again(
     seen: list[str] = []
 
     class Reader(Callback):
-        def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Record]) -> None:
+        def on_start(self, folder: RunFolder, config: ExperimentConfig, records: list[Record]) -> None:
             self.page = folder.path / "report.html"
 
-        def on_round(self, line: Record) -> None:
+        def on_round(self, record: Record) -> None:
             seen.append(self.page.read_text())
 
     small = {"rounds": 3, "client": {"local_epochs": 1}, "results": {"root": str(tmp_path)}}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Analysis
 from simulations.recipes.base import Shown, Verdict, at_least, at_most, below, part, recipe, within
 from simulations.recipes.smupar.smupar_gpt import INIT_STD, experiment
 from simulations.sparsity.transfer import Options, tune
@@ -35,7 +35,7 @@ def starts(quick: bool, *, seeds: int) -> Options:
     return replace(rates(quick, seeds=seeds), setting="init", values=values)
 
 
-def swept(name: str, options: Options, *, quick: bool, width: int = 128) -> Found:
+def swept(name: str, options: Options, *, quick: bool, width: int = 128) -> Analysis:
     """Run missing cells; write numbers and figure."""
     # one folder for all recipes: cells are found by their digest, so sweeps share what they have in common
     found = tune(experiment(width=width, lr=_RATE, changes=_BATCHES), options, _FOLDER / "smupar")
@@ -47,14 +47,14 @@ def _folder(name: str, quick: bool) -> Path:
     return _FOLDER / f"{name}{'-quick' if quick else ''}"
 
 
-def _losses(found: Found) -> dict[str, dict[float, NDArray[np.float64]]]:
+def _losses(found: Analysis) -> dict[str, dict[float, NDArray[np.float64]]]:
     """Return scheme -> value -> losses of the last condition's seeds."""
     # loss: [schemes, widths, densities, values, seeds]; the last density is the lowest
     of_last = zip(found.facts["schemes"], found.arrays["loss"][:, -1, -1], strict=True)
     return {scheme: dict(zip(found.facts["values"], losses, strict=True)) for scheme, losses in of_last}
 
 
-def _read(found: Found) -> dict[str, float]:
+def _read(found: Analysis) -> dict[str, float]:
     """Read metrics of each scheme off a sweep, and SmuPar's loss relative to each other scheme, in the last condition.
 
     `moved`: largest move of the optimum, in factors of two; `raised`: its move up from the proxy's; `excess`: of the
