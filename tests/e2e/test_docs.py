@@ -121,7 +121,7 @@ def test_an_algorithms_section_has_its_equation_and_its_settings_with_their_defa
     (line,) = re.findall(r"^- \*\*Settings\*\*: (.*?)(?=^- )", section, re.MULTILINE | re.DOTALL)
     for key, default in plugins.complete("strategy", name, {}, section="strategy").items():
         assert f"`{key} = {json.dumps(default)}`" in line
-    for word in ("Communication", "Client state", "Differs", "Source", "Code"):
+    for word in ("Communication", "Client state", "Differences", "Source", "Code"):
         assert f"**{word}**:" in section, word
     for path in re.findall(r"`((?:strategies|fedsign)/[\w/]+\.py)`", section):
         assert (ROOT / path).exists(), path
