@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEAD = (
-    "Every site tested the model on samples of its own; the run’s figures are the means of the sites’, "
-    "weighted by their "
-    "numbers of samples. For a metric that is no mean over samples, such as AUC, "
-    "that is not the figure of all samples together."
+    "Every site tested the model on its own samples; the run’s metrics are the means over the sites, weighted by their "
+    "numbers of test samples. A metric that is not a mean over samples, such as AUC, differs from that of all samples "
+    "together."
 )
 _MAX_ROWS = 200
 _MAX_CURVES = 40
+_MAX_NAMED = 7  # more sites than colors besides the mean's are one faint group
 
 
 def section(run: Run) -> Section | None:
@@ -33,7 +33,7 @@ def section(run: Run) -> Section | None:
 
     sites = [site for _, site in pd.json_normalize(records, "sites", "round").set_index("round").groupby("client")]
     keys = [*run.metrics, "loss"]
-    heads = [f"{kind} {key.replace('_', ' ')}" for key in keys for kind in ("last", "best, in round")]
+    heads = [text.format(key.replace("_", " ")) for key in keys for text in ("last {}", "best {}, in round")]
     return Section(
         title="Sites",
         lead=LEAD,
@@ -73,9 +73,11 @@ def _values(site: "pd.DataFrame", key: str) -> dict[int, float]:
 
 def _chart(run: Run, sites: Sequence["pd.DataFrame"], key: str) -> Chart:
     rounds = run.round_numbers
-    curves = [
-        Series(name="a site", x=rounds, y=[own.get(round) for round in rounds], is_faint=True)
-        for own in (_values(site, key) for site in sites[:_MAX_CURVES])
-    ]
+    named = len(sites) <= _MAX_NAMED
+    curves = []
+    for color, site in enumerate(sites[:_MAX_CURVES], start=1):
+        own, name = _values(site, key), str(site["name"].iloc[0]) if named else "a site"
+        values = [own.get(round) for round in rounds]
+        curves.append(Series(name=name, x=rounds, y=values, color=color if named else 0, is_faint=not named))
     curves.append(Series(name="mean by samples", x=rounds, y=run.values(key)))
-    return line_chart(f"Test {key} at the sites", curves, percent=wording.is_share(key))
+    return line_chart(f"Test {key.replace('_', ' ')} at the sites", curves, percent=wording.is_share(key))

@@ -22,19 +22,17 @@ COLOR_OF = (
 
 OWN = "evaluated, own statistics"
 _ABOUT = (
-    "Test {what} ({num:,} samples) of the model θf moved by λ s along a direction, which is {scaling}. Where the "
-    "right side is the flat one, a step along the direction costs less than one against it."
+    "Test {what} ({num:,} samples) at θf + λ s d, with the direction d {scaling}. Where the right side is the flat "
+    "one, a step along the direction costs less than one against it."
 )
 _BANDS = "Bands are 95 % intervals of the mean over independent draws (Student's t)."
 _THIN = "Thin lines are single draws."
 _MOST_THIN = 2  # directions with thin lines for single draws; with more, only bands are drawn
-_PAIRS = (
-    "Of a symmetric noise each draw is taken both ways, ε and -ε, so that the mean is symmetric whatever the model."
-)
+_PAIRS = "Symmetric noise is drawn in antithetic pairs, ε and −ε, so its mean is symmetric for any model."
 _SCALINGS = {
-    "norm": "as long as the model itself",
-    "filter": "as long as the model itself, filter by filter",
-    "raw": "taken as it was drawn",
+    "norm": "scaled to the norm of the weights θf",
+    "filter": "scaled to the norm of the weights θf, filter by filter",
+    "raw": "as drawn",
 }
 _TALLEST = 30.0  # limit of the axis, in multiples of the median value; higher parts of a curve are cut off
 
@@ -143,12 +141,20 @@ def center_in_words(analysis: Analysis, measure: str) -> str:
     if own is None:
         return ""
     return (
-        "At each point BatchNorm's statistics are taken anew of "
-        f"{analysis.facts['num_statistics']:,} training samples, "
-        f"at the center too ({in_words(analysis.facts['center'][measure], percent=measure == 'error')}, "
-        "'recalibrated'); the evaluated model, with its own running statistics, has "
-        f"{in_words(own, percent=measure == 'error')}."
+        f"BatchNorm's statistics are recomputed on {analysis.facts['num_statistics']:,} training samples at each "
+        f"point, including the center ('recalibrated': "
+        f"{in_words(analysis.facts['center'][measure], percent=measure == 'error')}); the evaluated model, with its "
+        f"own running statistics, has {in_words(own, percent=measure == 'error')}."
     )
+
+
+def asymmetry_in_words(row: Row) -> str:
+    """The asymmetry with its 95 % interval over draws; for paired draws 0, and the mean absolute one of a draw."""
+    if row["is_paired"]:
+        return f"0 ± {row['asymmetry_of_one']:.3f}"
+    ends = ("asymmetry", "asymmetry_low", "asymmetry_high")
+    mean, low, high = (f"{row[end]:+.3f}" if row[end] is not None else "" for end in ends)
+    return f"{mean} [{low}, {high}]" if low else mean
 
 
 def path_chart(analysis: Analysis, measure: str) -> Chart:

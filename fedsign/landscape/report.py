@@ -1,9 +1,15 @@
 """The section of a run's page with its valleys, if `fedsign analyze` has been run."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedsign.report.sections import Picture, Section
+from fedsign.report.sections import Picture, Section, Table
 from fedsign.report.summary import Run
+from fedsign.report.wording import figure
+
+if TYPE_CHECKING:
+    from fedsign.report.analysis import Analysis
 
 _PICTURES = {"surface": "Surface", "trajectory": "Trajectory of the training"}
 
@@ -21,7 +27,47 @@ def section(run: Run) -> Section | None:
     if "valley" not in files:
         return Section(title="Loss valley", pictures=pictures)
     valley = read_analysis(files["valley"])
-    return Section(title="Loss valley", charts=valley_charts(valley, measures(valley)[0]), pictures=pictures)
+    first, *rest = valley_charts(valley, measures(valley)[0])
+    # below the first chart, the text would leave a hole beside it
+    return Section(
+        title="Loss valley",
+        lead=first.text,
+        charts=[replace(first, text=""), *rest],
+        pictures=pictures,
+        table=_table(valley, measures(valley)[0]),
+    )
+
+
+def _table(valley: "Analysis", measure: str) -> Table:
+    """Means, asymmetry, and widths, as `fedsign analyze valley` prints them."""
+    from fedsign.landscape.figures import asymmetry_in_words
+
+    means, widths = ([f"{what}_{side}" for side in ("negative", "positive")] for what in ("mean", "width"))
+    return Table(
+        heads=[
+            "direction",
+            "s",
+            f"mean {measure}, λ < 0",
+            f"mean {measure}, λ > 0",
+            "asymmetry",
+            "width, λ < 0",
+            "width, λ > 0",
+        ],
+        rows=[
+            (
+                row["label"],
+                [
+                    f"{row['scale']:g}",
+                    *(figure(row[mean], percent=measure == "error") for mean in means),
+                    asymmetry_in_words(row).replace("-", "−"),
+                    *(figure(row[width]) for width in widths),
+                ],
+            )
+            for row in valley.summary
+        ],
+        total=len(valley.summary),
+        file="analysis/valley.json",
+    )
 
 
 def _pictures(kind: str, path: Path) -> list[Picture]:

@@ -102,6 +102,11 @@ class Chart:
         """The names in the legend."""
         return list(dict.fromkeys(series.name for series in self.series))
 
+    @property
+    def has_whole_x(self) -> bool:
+        """If all x are integers, such as rounds; ticks between them would mean nothing."""
+        return all(value is not None and float(value).is_integer() for series in self.series for value in series.x)
+
 
 def drawable(values: Iterable[float | None]) -> list[float | None]:
     """The values, with None for those that cannot be drawn."""

@@ -8,12 +8,13 @@ for (const plot of document.querySelectorAll(".plot")) {
   const color = (name) => getComputedStyle(figure).getPropertyValue(name).trim();
   const isWhole = chart.x.values.flat().every(Number.isInteger);
 
+  const minus = (number) => number.replaceAll("-", "\u2212");
   const text = (value) => {
     if (value == null) return "–";
-    if (chart.y.percent) return `${(100 * value).toFixed(1)}\u202f%`;
+    if (chart.y.percent) return minus(`${(100 * value).toFixed(1)}\u202f%`);
     const size = Math.abs(value);
-    if (size >= 1e6 || (size > 0 && size < 1e-4)) return value.toExponential(1);
-    return size < 100 && size > 0 ? value.toPrecision(3) : Math.round(value).toLocaleString("en-US");
+    if (size >= 1e6 || (size > 0 && size < 1e-4)) return minus(value.toExponential(1));
+    return minus(size < 100 && size > 0 ? value.toPrecision(3) : Math.round(value).toLocaleString("en-US"));
   };
 
   // uPlot wants one column of x: those of all series together
@@ -45,19 +46,20 @@ for (const plot of document.querySelectorAll(".plot")) {
   };
   const atFirst = keys.map((key) => key.querySelector("b").textContent);  // the last values
   const show = (index) => {
-    readout.textContent = index == null ? "" : `${chart.x.label} ${data[0][index].toLocaleString("en-US")}`;
+    // of "λ (in units of ...)" only the name: a longer readout would cover the legend
+    readout.textContent = index == null ? "" : `${chart.x.label.replace(/[ ,].*/, "")} ${minus(data[0][index].toLocaleString("en-US"))}`;
     keys.forEach((key, i) => {
       const values = lines[i].map((column) => data[column][nearest(column, index ?? 0)])
         .filter((value) => value != null).sort((a, b) => a - b);
-      key.querySelector("b").textContent = index == null ? atFirst[i] : [...new Set([values[0], values.at(-1)])].map(text).join(" – ");
+      key.querySelector("b").textContent = index == null ? atFirst[i] : [...new Set([values[0], values.at(-1)].map(text))].join(" – ");
     });
   };
 
   const font = () => `12px ${getComputedStyle(document.body).fontFamily}`;
   const axis = {stroke: () => color("--soft"), font: font(), ticks: {show: false}};
-  const ticks = (_, values) => values.map((value) => value == null ? "" :
+  const ticks = (_, values) => values.map((value) => value == null ? "" : minus(
     chart.y.percent ? `${+(100 * value).toFixed(6)}\u202f%` : chart.y.log ? String(value) :
-    value.toLocaleString("en-US", {notation: "compact", maximumFractionDigits: 10}));
+    value.toLocaleString("en-US", {notation: "compact", maximumFractionDigits: 10})));
   const size = () => ({width: plot.clientWidth, height: plot.clientHeight});
   const isAll = (u) => (u.scales.x.min ?? -Infinity) <= chart.x.limits[0] && (u.scales.x.max ?? Infinity) >= chart.x.limits[1];
   const u = new uPlot({
@@ -71,8 +73,10 @@ for (const plot of document.querySelectorAll(".plot")) {
     },
     axes: [
       {...axis, label: chart.x.label, labelFont: font(), labelSize: 20, size: 26, grid: {show: false},
-        values: (_, values) => values.map((value) => isWhole && !Number.isInteger(value) ? "" : value.toLocaleString("en-US"))},
-      {...axis, grid: {stroke: () => color("--grid"), width: 1}, values: ticks,
+        values: (_, values) => values.map((value) => isWhole && !Number.isInteger(value) ? "" : minus(value.toLocaleString("en-US")))},
+      {...axis, values: ticks,
+        grid: {stroke: () => color("--grid"), width: 1, filter: (_, values) => chart.y.log ?
+          values.map((value) => Number.isInteger(+Math.log10(value).toFixed(9)) ? value : null) : values},
         size: (_, values) => 14 + 7 * Math.max(0, ...(values ?? []).map((value) => value.length))},
     ],
     series, bands,

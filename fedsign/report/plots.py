@@ -47,18 +47,20 @@ def legend(chart: Chart) -> list[tuple[str, Series, str]]:
         known = [[value for value in drawable(series.y) if value is not None] for series in shown]
         last = sorted(values[-1] for values in known if values)
         # the lowest, and the highest if there are several
-        ends = [figure(value, percent=chart.y.percent) for value in last[:1] + last[1:][-1:]]
+        ends = dict.fromkeys(figure(value, percent=chart.y.percent) for value in last[:1] + last[1:][-1:])
         entries.append((name, shown[0], " – ".join(ends)))
     if len(entries) > 1 and len({value for _, _, value in entries}) == 1:  # equal values do not distinguish the lines
         return [(name, series, "") for name, series, _ in entries]
     return entries
 
 
-def ticks(axis: Axis, at_most: int = 6) -> list[tuple[float, str]]:
-    """Position in percent, and label, of each tick."""
+def ticks(axis: Axis, at_most: int = 6, *, whole: bool = False) -> list[tuple[float, str]]:
+    """Position in percent, and label, of each tick; `whole`: only of integers."""
     factor, unit = (100, f"{NARROW_SPACE}%") if axis.percent else (1, "")
     return [
-        (100 * axis.position(tick), f"{factor * tick:,.6g}{unit}".replace("-", "−")) for tick in axis.ticks(at_most)
+        (100 * axis.position(tick), f"{factor * tick:,.6g}{unit}".replace("-", "−"))
+        for tick in axis.ticks(at_most)
+        if not whole or float(tick).is_integer()
     ]
 
 

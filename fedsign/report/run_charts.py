@@ -78,7 +78,9 @@ def _metric_chart(run: Run, name: str) -> Chart:
         values = run.values(f"validation_{name}")
         shown = trailing_mean(values, last=LAST) if is_long else values
         series.append(Series(name="on validation samples", x=rounds, y=shown, color=2))
-    return line_chart(f"Test {name}", series, percent=wording.is_share(name), note=_diverged(run, name))
+    return line_chart(
+        f"Test {name.replace('_', ' ')}", series, percent=wording.is_share(name), note=_diverged(run, name)
+    )
 
 
 def _traffic_chart(run: Run) -> list[Chart]:

@@ -197,7 +197,7 @@ def strategy(run: Run) -> dict[str, Any]:
 def _final(run: Run, key: str) -> Fact:
     value = final_value(list(run.rounds), key, last=LAST)
     value_text = wording.figure(value, percent=wording.is_share(key))
-    return Fact(name=f"test {key}", value=value_text, remark=_last_rounds(run, value))
+    return Fact(name=f"test {key.replace('_', ' ')}", value=value_text, remark=_last_rounds(run, value))
 
 
 def _last_rounds(run: Run, value: float | None) -> str:

@@ -15,10 +15,12 @@ from fedsign.bilevel.condense import Condensation
 from fedsign.report.chart import Chart, Series
 from fedsign.report.run_charts import line_chart
 from fedsign.report.template import render
+from fedsign.report.wording import NARROW_SPACE
 from fedsign.storage.disk import replace_file, write_text
 from simulations.api import environment
 
 _LARGEST_SIDE = 112  # of an image on the page, in pixels
+_LARGEST_OF_MANY = 56  # if a class has more than one
 _GAP = 1  # between the images of a sheet, in their own pixels
 _LARGEST_WIDTH = 1200  # of a sheet
 _FAINT = 245
@@ -46,7 +48,8 @@ def write_page(
     rows = []
     for label, name in enumerate(dataset.class_names):
         chosen = (condensation.labels == label).nonzero().flatten().tolist()
-        rows.append((name, [(picture(before[index]), picture(after[index])) for index in chosen]))
+        side = _LARGEST_SIDE if len(chosen) == 1 else _LARGEST_OF_MANY
+        rows.append((name, [(picture(before[index], side), picture(after[index], side)) for index in chosen]))
     kind = f"MLP {list(network.hidden)}" if network.kind == "mlp" else f"ConvNet of width {network.width}"
     facts = [
         ("data", config.data.name, f"{len(dataset.train):,} training images"),
@@ -63,7 +66,7 @@ def write_page(
         "condensation.html.jinja",
         package=__package__,
         name=config.name,
-        headline=("accuracy", f"{ended:.1f} %", f"{start:.1f} % at the start"),
+        headline=("accuracy", f"{ended:.1f}{NARROW_SPACE}%", f"{start:.1f}{NARROW_SPACE}% at the start"),
         facts=facts,
         rows=rows,
         charts=charts(records),
@@ -81,10 +84,7 @@ def charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         "Loss on real images": ("loss", "After each step's training."),
         "Variance": (
             "relative_variance",
-            (
-                "Of the hypergradient's estimate, relative to the squared norm of the gradient itself as far as that "
-                "can be told."
-            ),
+            "Of the hypergradient's estimate, relative to an estimate of the gradient's own squared norm.",
         ),
     }
     drawn = []
@@ -97,13 +97,13 @@ def charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     return drawn
 
 
-def picture(image: NDArray[Any]) -> Markup:
+def picture(image: NDArray[Any], largest_side: int) -> Markup:
     """Return an inline image element, enlarged without smoothing."""
     drawn = _drawn(image)
     held = io.BytesIO()
     drawn.save(held, format="PNG")
     # whole: with a fractional factor some pixels would be wider than others
-    factor = max(1, _LARGEST_SIDE // max(drawn.size))
+    factor = max(1, largest_side // max(drawn.size))
     width, height = (factor * side for side in drawn.size)
     source = "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
     template = Markup('<img src="{}" width="{}" height="{}" alt="" style="image-rendering: pixelated">')

@@ -203,6 +203,8 @@ def shown(value: float | None, *, sign: str = "") -> str:
 
 
 def _print_valley(analysis: Any) -> None:
+    from fedsign.landscape.figures import asymmetry_in_words
+
     console, facts = Console(soft_wrap=True, highlight=False), analysis.facts
     console.print(
         f"[bold]{escaped(analysis.name)}[/]: {facts['model']} with {facts['num_parameters']:,} parameters, on "
@@ -220,7 +222,7 @@ def _print_valley(analysis: Any) -> None:
                 "s": f"{row['scale']:g}",
                 f"{name} -": shown(row["mean_negative"]),
                 f"{name} +": shown(row["mean_positive"]),
-                "asymmetry": _interval(row),
+                "asymmetry": asymmetry_in_words(row),
                 "width -": shown(row["width_negative"]),
                 "width +": shown(row["width_positive"]),
             }
@@ -267,15 +269,6 @@ def _print_centers(facts: Any) -> None:
 
 def _values(of: Any) -> str:
     return ", ".join(f"{name} {shown(value)}" for name, value in of.items())
-
-
-def _interval(row: Any) -> str:
-    if row["is_paired"]:
-        return f"0 ± {shown(row['asymmetry_of_one'])}"
-    text = shown(row["asymmetry"], sign="+")
-    if row["asymmetry_low"] is None:
-        return text
-    return f"{text} [{row['asymmetry_low']:+.3f}, {row['asymmetry_high']:+.3f}]"
 
 
 def _print_trajectory(analysis: Any) -> None:

@@ -109,7 +109,7 @@ def valley(
             (initial, final, sign, sign_centered, sgp, sgp_centered).
         draws: number of draws of each noise. A symmetric one is evaluated in both directions.
         scales: distance of lambda = 1.
-        scaling: "norm": as long as the model; "filter": the same, filter by filter; "raw".
+        scaling: "norm": scaled to the norm of the model; "filter": the same, filter by filter; "raw": as drawn.
         signs: fraction of the noise's elements that get the model's signs.
         group: perturb only these parameters: CLF, FEAT, LAYER1, CONV, BN, or a pattern such as "layer1.*".
         points: number of points of a curve, or of each side of a surface; 41 by default.

@@ -52,6 +52,7 @@ key = figure.querySelector(".key");
     over.dispatchEvent(new MouseEvent("mousemove", {{clientX: box.left, clientY: box.top + 9, bubbles: true}}));
     await pause();
     found.atLeft = said();
+    found.movedBy = over.getBoundingClientRect().top - box.top;
     press("End"); press("ArrowLeft"); await pause();
     found.byKeys = said();
     key.click(); await pause();
@@ -116,6 +117,7 @@ def test_the_page_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
         assert found["scrollWidth"] <= width
         assert console == ""
         assert found["loaded"] == []
+        assert found.get("movedBy", 0) == 0  # the readout takes no room of its own
         assert found["title"].startswith("trial")
         assert len(found["plots"]) == len(found["drawn"]) == num_plots and len(found["others"]) == 1
         assert found["static"] == []  # it has made room for what the script draws
@@ -176,6 +178,7 @@ def test_the_page_of_a_comparison_fits_a_phone_and_a_desk(name: str, tmp_path: P
         assert found["scrollWidth"] <= width
         assert console == ""
         assert found["loaded"] == []
+        assert found.get("movedBy", 0) == 0 or name == "hostile names"  # whose values break lines
         assert "comparison" in found["title"]
         if (
             name == "usual"
@@ -203,6 +206,22 @@ def test_the_page_of_an_ablation_fits_a_phone_and_a_desk(tmp_path: Path) -> None
         assert (found["innerWidth"], console) == (width, "")
         assert found["scrollWidth"] <= width
         assert all(left >= 0 and right <= width for left, right, _ in found["amounts"])
+
+
+@pytest.mark.needs("bilevel")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
+def test_the_page_of_a_condensation_fits_a_phone_and_a_desk(tmp_path: Path) -> None:
+    """Ten images per class break into several lines."""
+    from fedsign.bilevel.settings import load
+    from simulations.bilevel.condensing import condense
+    from tests.bilevel.test_condense import SMALL
+
+    small = [each for each in SMALL if each != "--set"]
+    condense(load(None, [*small, "images_per_class=10", "outer.steps=1"]), tmp_path)
+    for width in (360, 1200):
+        found, console = look(tmp_path, width, tmp_path / f"profile{width}", "condensation.html")
+        assert (found["innerWidth"], console) == (width, "")
+        assert found["scrollWidth"] <= width
 
 
 @pytest.mark.needs("comparison")
