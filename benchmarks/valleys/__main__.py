@@ -100,7 +100,7 @@ def _section(name: str) -> str:
             f"![Error along seven noises with the model's signs](images/{name}-signs.svg)",
             table(["direction", "error -", "error +", "asymmetry"], own, left=1),
             f"![Error along special directions](images/{name}-special.svg)",
-            "The plane of two Gaussian directions, scaled to the norm of θ filter by filter (Li et al., arXiv 1712.09913):",
+            "The plane of two filter-normalized Gaussian directions (Li et al., arXiv 1712.09913):",
             f"![Error over a plane of filter-normalized directions](images/{name}-surface.svg)",
         ]
     )
