@@ -159,7 +159,7 @@ def differences(ablation: Ablation) -> Chart:
             names.append(row.control.label)
     unit = "percentage points" if scale.percent else ablation.summary.metric_name
     return Chart(
-        title="Differences to FedAvg",
+        title="Differences from FedAvg",
         series=series,
         x=Axis(label=f"difference from FedAvg, {unit}", limits=(ticks[0], ticks[-1])),
         y=Axis(categories=names, headings=frozenset(headings)),

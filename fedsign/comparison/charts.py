@@ -65,7 +65,7 @@ def differences(summary: Summary) -> Chart | None:
     label = f"difference from {summary.reference_label}, {unit}; {side} is better"
     single = " Single conditions are not tested." if len(summary.conditions) > 1 else ""
     return Chart(
-        title=f"Differences to {summary.reference_label}",
+        title=f"Differences from {summary.reference_label}",
         series=marks,
         x=Axis(label=label, limits=(ticks[0], ticks[-1])),
         y=y,

@@ -77,7 +77,7 @@ class Comparison:
         return to_frame(self.summary())
 
     def _repr_html_(self) -> str:
-        """The final table and the differences to the reference, for notebooks."""
+        """The final table and the differences from the reference, for notebooks."""
         return render_card(self.summary())
 
     def write_plan(self, plan: Plan) -> None:

@@ -2,7 +2,7 @@
 
 A pair is tested by Student's t over differences per seed, which does not assume equal variances: one strategy with a
 large dispersion does not affect the tests of the others.  Holm's weighted step-down (Scandinavian Journal of Statistics
-6, 1979) bounds the probability of any false verdict, however the tests depend on each other.  Differences to the
+6, 1979) bounds the probability of any false verdict, however the tests depend on each other.  Differences from the
 reference are the purpose of a comparison, so each weighs as much as all other pairs together.  Tukey's range is more
 powerful, but pools variances and fails where they differ; permutation tests cannot reject with five seeds.
 """

@@ -62,7 +62,7 @@ def render(summary: Summary) -> str:
 
 
 def render_card(summary: Summary) -> str:
-    """A comparison in a notebook: the final table and the differences to the reference, as a short HTML fragment.
+    """A comparison in a notebook: the final table and the differences from the reference, as a short HTML fragment.
 
     Like the card of a run, it neither needs nor changes styles of the surrounding page.
     """

@@ -2,7 +2,7 @@
 
 [Note: verdicts] A verdict comes from a corrected test, never from an interval.  Every pair of strategies is tested
 once, over all conditions: the mean over conditions for each seed, then Student's t over seeds, Holm-corrected over all
-pairs, with more weight on differences to the reference (fedsign.comparison.inference).  If all strategies are equal,
+pairs, with more weight on differences from the reference (fedsign.comparison.inference).  If all strategies are equal,
 the probability that a comparison says "better" anywhere - in the headline, in the column of differences, in bold, by a
 full dot - is at most 5 %, whatever the number of strategies and whichever looks best.
 - *better*, *worse*: the test of a pair is significant.  Otherwise it is "too few seeds to tell", never "equal".
