@@ -4,9 +4,12 @@ Paper: Karimireddy et al. 2020 (arXiv 1910.06378), Algorithm 1, option II.  The 
 `fedsign.objectives.scaffold`.  With a sample S of N clients:
 
     x <- mean of the clients' models        (for a server learning rate: server.optimizer.name = sgd)
-    c <- c + (1/N) sum_{k in S} (c_k+ - c_k)
+    c <- c + (|S|/N) mean_{k in S} (c_k+ - c_k)
 
-c starts at 0 and stays the mean of all c_k.  Requests and replies are twice the size of the model.
+c starts at 0 and stays the mean of all c_k.  Both means have the replies' weights, which the paper does not have: with
+weighted models and a uniform c, the weighted mean of the corrections c - c_k would not be 0, and clients would move to
+the optimum of the unweighted clients.  With unequal weights, c is the weighted mean of all c_k only if all clients take
+part.  Requests and replies are twice the size of the model.
 
 A stale control variate acts on every local step.  With few clients per round, momentum, and a high learning rate,
 training can diverge after dozens of rounds; `client.clip_norm` helps.

@@ -100,7 +100,7 @@ class Aggregate:
     round: int
     served: Tensors  # theta_t, the global model that clients received
     mean: Tensors  # weighted mean of the clients' models
-    extra: Tensors  # unweighted mean of auxiliary tensors; empty if there are none
+    extra: Tensors  # weighted mean of auxiliary tensors; empty if there are none
     roles: Mapping[str, Role]
     num_replies: int  # replies in the mean; an aggregator may count missing clients too
     num_clients: int  # size of the population
@@ -154,14 +154,15 @@ def weighted_mean(
     for reply in replies:
         roles, weights = reply.roles, weigh(reply) if weigh is not None else None
         if isinstance(reply, CohortReply):
-            ones = [1.0] * len(reply)
-            total.add_stack(reply.tensors, weights or ones)
+            weights = weights or [1.0] * len(reply)
+            total.add_stack(reply.tensors, weights)
             if reply.extra:
-                extra.add_stack(reply.extra, ones)
+                extra.add_stack(reply.extra, weights)
         else:
-            total.add(reply.tensors, *weights or [1.0])
+            (weight,) = weights or [1.0]
+            total.add(reply.tensors, weight)
             if reply.extra:
-                extra.add(reply.extra, 1.0)
+                extra.add(reply.extra, weight)
     if not total.count:
         return None
     if extra.count not in (0, total.count):

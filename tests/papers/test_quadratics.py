@@ -45,7 +45,14 @@ def blocks(train: Samples, num_clients: int, rng: np.random.Generator) -> list[I
     return list(np.arange(len(train)).reshape(num_clients, -1))
 
 
-def distance(root: Path, strategy: dict[str, Any], rounds: int, **client: Any) -> float:
+def uneven_blocks(train: Samples, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+    """A partition into clients of 2 to 22 samples."""
+    return np.split(np.arange(len(train)), np.cumsum([2, 6, 10, 14, 18]))
+
+
+def distance(
+    root: Path, strategy: dict[str, Any], rounds: int, *, split: str = "blocks", cohort_size: int = 3, **client: Any
+) -> float:
     done: Run = run(
         {
             "rounds": rounds,
@@ -53,17 +60,17 @@ def distance(root: Path, strategy: dict[str, Any], rounds: int, **client: Any) -
             "task": "regression",
             "metrics": ["rmse"],
             "data": {"name": f"{__name__}:least_squares"},
-            "partition": {"name": f"{__name__}:blocks", "num_clients": NUM_CLIENTS},
+            "partition": {"name": f"{__name__}:{split}", "num_clients": NUM_CLIENTS},
             "model": {"name": "linear", "bias": False},
             "client": {
                 "local_epochs": 20,
-                "batch_size": PER_CLIENT,
+                "batch_size": NUM_CLIENTS * PER_CLIENT,
                 "lr": 0.02,
                 "optimizer": {"momentum": 0.0},
                 **client,
             },
             "strategy": strategy,
-            "server": {"cohort_size": 3},
+            "server": {"cohort_size": cohort_size},
             "results": {"root": str(root), "checkpoint_every": rounds},
         }
     )
@@ -94,6 +101,12 @@ def test_the_clients_minima_are_far_from_the_joint_one() -> None:
 )
 def test_it_reaches_the_joint_optimum(strategy: dict[str, Any], client: dict[str, Any], tmp_path: Path) -> None:
     assert distance(tmp_path, strategy, rounds=300, **client) < 1e-3
+
+
+def test_scaffold_with_weights_by_samples_reaches_the_optimum_of_all_samples(tmp_path: Path) -> None:
+    """With a uniform mean of control variates, the weighted mean of the corrections would not be 0."""
+    scaffold = {"name": "scaffold", "weighting": "examples"}
+    assert distance(tmp_path, scaffold, rounds=300, split="uneven_blocks", cohort_size=NUM_CLIENTS) < 1e-3
 
 
 def test_fedavg_does_not(tmp_path: Path) -> None:
