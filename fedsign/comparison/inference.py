@@ -3,8 +3,9 @@
 A pair is tested by Student's t over differences per seed, which does not assume equal variances: one strategy with a
 large dispersion does not affect the tests of the others.  Holm's weighted step-down (Scandinavian Journal of Statistics
 6, 1979) bounds the probability of any false verdict, however the tests depend on each other.  Differences from the
-reference are the purpose of a comparison, so each weighs as much as all other pairs together.  Tukey's range is more
-powerful, but pools variances and fails where they differ; permutation tests cannot reject with five seeds.
+reference are the purpose of a comparison, so each weighs as much as all pairs without the reference together.  Tukey's
+range is more powerful, but pools variances and fails where they differ; permutation tests cannot reject with five
+seeds.
 """
 
 # Shapes: ... = independent comparisons (for simulating the error rate), K = strategies, P = pairs, S = seeds

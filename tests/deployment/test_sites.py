@@ -1,6 +1,7 @@
 """Clients with their own data: training, evaluation, and what is recorded about them."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -262,6 +263,7 @@ def test_the_page_shows_each_site(reference: Run) -> None:
     assert "<h2>Sites</h2>" in page and "Test accuracy at the sites" in page
     for k in range(NUM_SITES):
         assert f'<th scope="row">clinic {k}</th>' in page
+        assert len(re.findall(rf'class="key"[^>]*>.*?clinic {k} <b>', page)) == 2  # its curves: accuracy and loss
 
 
 def test_the_page_says_that_counts_are_private(reference: Run, tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ def test_the_valley_of_a_run_is_in_files_and_on_its_page(trained: list[Run], tmp
     page = (folder / "report.html").read_text()
     assert page.count("Valley, s =") == 2 and "sign(θf)" in page
     pairs, single = (row for row in found["summary"] if row["scale"] == 1)
+    for text in (f"0 ± {pairs['asymmetry_of_one']:.3f}", f"{single['asymmetry']:+.3f}".replace("-", "−")):
+        assert f">{text}</td>" in page  # in the table below the charts
     one = [row["error"]["asymmetry"] for row in found["curves"] if row["direction"] == "gaussian" and row["scale"] == 1]
     assert (pairs["num_draws"], pairs["asymmetry"], pairs["asymmetry_low"]) == (2, 0.0, None)
     assert pairs["asymmetry_of_one"] == pytest.approx(np.abs(one).mean()) and any(one)
