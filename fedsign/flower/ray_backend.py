@@ -52,7 +52,8 @@ class LastingRayBackend(RayBackend):
         python_path = os.pathsep.join([*sys.path, *filter(None, [os.environ.get("PYTHONPATH")])])
         os.environ["PYTHONPATH"] = python_path
         runtime_env["env_vars"] = {"PYTHONPATH": python_path, **runtime_env.get("env_vars", {})}
-        ray.init(runtime_env=runtime_env, **{"include_dashboard": False, **given})
+        # "local": without an address, ray.init joins a cluster that somebody else has started on this machine
+        ray.init(runtime_env=runtime_env, **{"address": "local", "include_dashboard": False, **given})
 
     def build(self, app_fn: Callable[[], ClientApp]) -> None:
         """As in Flower, then wait for the actors: their startup must not count against the first round's timeout."""

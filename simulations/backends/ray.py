@@ -96,6 +96,8 @@ class Ray:
         """Start Ray or connect to it, and run the round loop in a thread beside Flower's backend."""
         # Ray warns that it will stop hiding GPUs from actors that request none. Opt in to the new behavior.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Ray's default niceness of 15 lets any other program starve the actors: clients would be late.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         from fedsign.flower.ray_backend import run_on_ray  # imports Ray, an optional dependency
 
         config = workload.config

@@ -116,8 +116,11 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(
 @pytest.mark.engines
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", WORKERS])  # a SuperLink: below, killed
-def test_a_run_that_goes_on_in_other_processes_ends_with_the_same_bits(user_folder: Path, engine: str) -> None:
+def test_a_run_that_goes_on_in_other_processes_ends_with_the_same_bits(
+    user_folder: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two rounds, then five with the earlier client states: the next process finds what clients keep."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # is ignored: a run joins the cluster of engine.address alone
     root = user_folder / f"resumed-{engine}"
     choice = settings(strategy__name="feddyn", results__root=root, **ENGINES[engine])
     begun = fedsign("run", *SMALL, *choice, "--set", "rounds=2", folder=user_folder)
@@ -149,6 +152,7 @@ def cluster() -> Iterator[str]:
     head = subprocess.Popen(
         [str(program), "start", *options, "--temp-dir", str(folder)],
         cwd=folder,
+        env={**os.environ, "RAY_worker_niceness": "0"},  # as FedSign starts Ray itself
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
