@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from fedsign import former_names, plugins
 from fedsign.capabilities import CAPABILITIES, absent
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, UnknownKeysError
 from fedsign.extensions import load as load_target
 from fedsign.rules import Rule, check
 from fedsign.sections import (
@@ -164,8 +164,24 @@ def checked(table: type[SectionT], data: Mapping[str, Any]) -> SectionT:
     """Validate a tree as a table of this type, with the defaults of all components written out.
 
     Raises:
-        ConfigError: an unknown key, or an invalid value.
+        UnknownKeysError: unknown keys, all at once.
+        ConfigError: an invalid value.
     """
+    try:
+        return _checked(table, data)
+    except UnknownKeysError as error:
+        rest = _without(data, error.hints)
+        try:
+            if rest != data:
+                checked(table, rest)  # a component's settings are validated after the tables
+        except UnknownKeysError as more:
+            raise UnknownKeysError(error.hints | more.hints) from error
+        except ConfigError:
+            pass  # the unknown keys first
+        raise
+
+
+def _checked(table: type[SectionT], data: Mapping[str, Any]) -> SectionT:
 
     def elsewhere() -> list[str]:
         return list(_paths(table, data))
@@ -173,9 +189,19 @@ def checked(table: type[SectionT], data: Mapping[str, Any]) -> SectionT:
     try:
         raw = table.model_validate(dict(data))
     except ValidationError as error:
-        message = plugins.sentence(error, table, given=data, section="", elsewhere=elsewhere)
-        raise ConfigError(message) from error
+        raise plugins.config_error(error, table, given=data, section="", elsewhere=elsewhere) from error
     return _completed(raw, "", elsewhere)
+
+
+def _without(tree: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """A tree without the keys at these paths."""
+    paths = [*paths]
+    left = {}
+    for key, value in tree.items():
+        if key not in paths:
+            below = [path.removeprefix(f"{key}.") for path in paths if path.startswith(f"{key}.")]
+            left[key] = _without(value, below) if isinstance(value, Mapping) else value
+    return left
 
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ Every message says what was given, what was expected and how to fix it.  `exit_c
 command line: 2 for a mistake that the user can correct before a run, 1 for a run that failed.
 """
 
+from collections.abc import Mapping
+
 
 class FedSignError(Exception):
     """Base class of all errors that FedSign raises on purpose."""
@@ -15,6 +17,16 @@ class ConfigError(FedSignError):
     """The configuration, or a name in it, is invalid."""
 
     exit_code = 2
+
+
+class UnknownKeysError(ConfigError):
+    """Keys that no table has; `hints` maps their paths to what may have been meant, such as ` Did you mean 'lr'?`."""
+
+    def __init__(self, hints: Mapping[str, str]) -> None:
+        self.hints = dict(hints)
+        (first, hint), *others = hints.items()
+        listed = ", ".join(f"'{path}' ({hint.strip()})" for path, hint in hints.items())
+        super().__init__(f"unknown keys {listed}" if others else f"unknown key '{first}'.{hint}")
 
 
 class DataError(FedSignError):

@@ -8,7 +8,7 @@ the factory with the checked values.  `sentence` words a validation error.
 import difflib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError, PydanticSerializationError, to_jsonable_python
 
-from fedsign.errors import ConfigError, FedSignError
+from fedsign.errors import ConfigError, FedSignError, UnknownKeysError
 from fedsign.registry import KINDS, error_in, resolve
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -164,20 +164,20 @@ def bound(kind: str, name: str, settings: Mapping[str, Any]) -> Callable[..., An
 def _checked(
     kind: str, name: str, settings: Mapping[str, Any], **where: Any
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """A factory and its validated settings by parameter name; `where` goes to `sentence`."""
+    """A factory and its validated settings by parameter name; `where` goes to `config_error`."""
     factory = resolve(kind, name)
     model = settings_model(kind, name, factory)
     try:
         checked = model.model_validate(dict(settings))
     except ValidationError as error:
-        raise ConfigError(sentence(error, model, given=settings, **where)) from error
+        raise config_error(error, model, given=settings, **where) from error
     except Exception as error:  # a bound that does not fit its type, or a custom validator
         raise error_in(kind, name, error, factory) from error
     named = zip(_fields(model), model.model_fields, strict=True)
     return factory, {key: getattr(checked, field) for key, field in named} | (checked.model_extra or {})
 
 
-def sentence(
+def config_error(
     error: ValidationError,
     model: type[BaseModel],
     *,
@@ -185,9 +185,22 @@ def sentence(
     section: str,
     fixed: Iterable[str] = (),
     elsewhere: Callable[[], Iterable[str]] = lambda: (),
-) -> str:
-    """The first problem of a validation, with its remedy, as one sentence."""
+) -> ConfigError:
+    """All unknown keys; without any, the first problem of a validation, with its remedy."""
     problems = error.errors(include_url=False)
+    hints = {}
+    for problem in problems:
+        if problem["type"] == "extra_forbidden":
+            table = _table_at(model, problem["loc"][:-1])
+            known = [*fixed, *_fields(table)] if table else []
+            hint = suggest(str(problem["loc"][-1]), known, elsewhere())
+            path = _path(problem, given)
+            hints[f"{section}.{path}" if section else path] = hint or f" Known here: {', '.join(known) or 'none'}."
+    return UnknownKeysError(hints) if hints else ConfigError(_sentence(problems, model, given, section))
+
+
+def _sentence(problems: Sequence[ErrorDetails], model: type[BaseModel], given: Mapping[str, Any], section: str) -> str:
+    """The first problem, with its remedy."""
     first = problems[0]
     others = len({_path(problem, given) for problem in problems}) - 1
     more = f" ({others} more)" if others else ""
@@ -195,10 +208,6 @@ def sentence(
     settable = path.partition("[")[0]
     table = _table_at(model, first["loc"][:-1])
     match first["type"]:
-        case "extra_forbidden":
-            known = [*fixed, *_fields(table)] if table else []
-            hint = suggest(str(first["loc"][-1]), known, elsewhere()) or f" Known here: {', '.join(known) or 'none'}."
-            return f"unknown key '{path}'.{hint}{more}"
         case "missing" if isinstance(first["loc"][-1], str):
             return f"'{path}' has no default and was not given; set it in the file or with --set {path}=VALUE.{more}"
         case "part_expected":

@@ -264,7 +264,7 @@ def main() -> None:
             _leave("stopped.", STOPPED)
         raise
     except Exception as error:
-        if os.environ.get(TRACEBACK):
+        if os.environ.get(TRACEBACK, "0").lower() not in ("", "0", "false", "no"):
             raise
         if isinstance(error, FedSignError):
             _leave(f"[bold red]Error:[/] {escaped(str(error))}", error.exit_code)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TargetType = Literal["auto", "class", "number"]
+NOTE = "note"  # attribute of a table: a sentence for readers of a run
 _MAX_TEXTS = 1000  # per column: names or ids would otherwise become as many features
 
 
@@ -123,11 +124,13 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
         DataError: a file or a column is missing, or cannot be trained on.
     """
     train = test = _table(read, columns.path, "data.path")
+    notes = [train.attrs.get(NOTE)]
     if columns.test_path is None:
         first, second = train_test(len(train), seed, columns.test_fraction)
         train, test = train.iloc[first], train.iloc[second]
     else:
         test = _table(read, columns.test_path, "data.test_path")
+        notes.append(test.attrs.get(NOTE))
     if columns.strict:
         for part, file in zip((train, test), columns.files, strict=True):
             _check_agreed(part, columns, file)
@@ -146,6 +149,7 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
         ),
         test=Samples(features=torch.from_numpy(features[1]), targets=targets[1]),
         class_names=class_names,
+        notes=tuple(filter(None, notes)),
         standardized=tuple(scaled.tolist()),
     )
 
@@ -201,6 +205,11 @@ def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
     for key, names in {**wanted, "levels": columns.levels or {}, "owner": columns.owners}.items():
         for name in names:
             if name not in known:
+                if sum(map(_is_number, known)) > len(known) / 2:
+                    raise DataError(
+                        f"data.{key} names the column '{name}', but the first line of {columns.path} holds numbers "
+                        f"({', '.join(known[:5])}, ...); insert a line with the names of the {len(known)} columns."
+                    )
                 shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
                 raise DataError(
                     f"data.{key} names the column '{name}', but the columns of {columns.path} are "
@@ -224,6 +233,14 @@ def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
             "and not the target."
         )
     return chosen
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_complete(table: "pd.DataFrame", names: list[str], path: str) -> None:

@@ -1,7 +1,8 @@
 """NumPy's .npz: the arrays x_train, y_train, x_test, y_test; or x and y, which are split by the seed.
 
 Optional arrays: owners (owners_train beside x_train), one integer per training sample; class_names.  Bytes (uint8) are
-scaled to [0, 1].  Integer targets are classes; real targets are those of a regression.
+scaled to [0, 1].  Integers and texts as targets are classes, texts in sorted order; real targets are those of a
+regression.
 
 The setting `class_names` lists the classes in order.  Labels are indices into it; or, if the file has class_names of
 its own, they are mapped by name.
@@ -36,7 +37,7 @@ def npz(
 ) -> Dataset:
     """Features [n, ...] unchanged; with `channels = "last"`, images [n, H, W, C] become [n, C, H, W]."""
     file = Path(path).expanduser()
-    arrays = _read(file)
+    arrays = _labelled(_read(file), file)
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
         train = _samples(arrays["x_train"], arrays["y_train"], arrays.get("owners_train"), channels, file)
         test = _samples(arrays["x_test"], arrays["y_test"], None, channels, file)
@@ -75,11 +76,33 @@ def _read(file: Path) -> Arrays:
         ) from error
 
 
+def _labelled(arrays: Arrays, file: Path) -> Arrays:
+    """The arrays with labels instead of texts as targets: indices into class_names."""
+    targets = {name: arrays[name] for name in ("y_train", "y", "y_test") if name in arrays}
+    if all(each.dtype.kind != "U" for each in targets.values()):
+        return arrays
+    texts = {name: each.astype(str) for name, each in targets.items()}
+    known = arrays.get("class_names", np.unique(next(iter(texts.values())))).astype(str)
+    labels = {text: label for label, text in enumerate(known.tolist())}
+    for name, each in texts.items():
+        unknown = next((text for text in each.ravel().tolist() if text not in labels), None)
+        if unknown is not None:
+            remedy = "add it to class_names" if "class_names" in arrays else "give y_train samples of it"
+            raise DataError(
+                f"{file} has the class '{unknown}' in {name}, but the classes are {', '.join(labels)}; {remedy}, or "
+                f"leave its samples out of {name}."
+            )
+    found: Arrays = {"class_names": known}
+    for name, each in texts.items():
+        found[name] = np.array([labels[text] for text in each.ravel().tolist()]).reshape(each.shape)
+    return arrays | found
+
+
 def _samples(
     x: npt.NDArray[Any], y: npt.NDArray[Any], owners: npt.NDArray[Any] | None, channels: str, file: Path
 ) -> Samples:
     if not {x.dtype.kind, y.dtype.kind} <= set("buif"):
-        raise DataError(f"{file} holds x of {x.dtype} and y of {y.dtype}; expected numbers.")
+        raise DataError(f"{file} holds x of {x.dtype} and y of {y.dtype}; expected numbers, or texts as y.")
     if x.ndim < 2 or len(x) != len(y) or (owners is not None and len(owners) != len(x)):
         sizes = f"x of the shape {list(x.shape)} and y of {list(y.shape)}"
         raise DataError(f"{file} holds {sizes}; expected one sample a row in x, and one target (and owner) for each.")

@@ -172,6 +172,8 @@ def test_an_unexpected_exception_is_one_line_unless_its_place_is_asked_for(
         "Error: unexpected ZeroDivisionError: by [zero]; this is a bug in FedSign or in your module: rerun with "
         "FEDSIGN_TRACEBACK=1 to see where\n"
     )
+    monkeypatch.setenv("FEDSIGN_TRACEBACK", "0")
+    assert left_with(ZeroDivisionError("by zero"), monkeypatch) == 1
     monkeypatch.setenv("FEDSIGN_TRACEBACK", "1")
     with pytest.raises(ZeroDivisionError):
         left_with(ZeroDivisionError("by zero"), monkeypatch)

@@ -57,6 +57,13 @@ class Diverging(Strategy):
     [
         (settings(client__learning_rte=0.1), ["unknown key 'client.learning_rte'", "Did you mean 'lr'?"]),
         (settings(strategy__gama=0.1), ["unknown key 'strategy.gama'", "Did you mean 'gamma'?"]),
+        (
+            settings(rouns=2, client__optimizer__momentm=0.1, strategy__gama=0.1),
+            [
+                "unknown keys 'rouns' (Did you mean 'rounds'?), 'client.optimizer.momentm' (Did you mean 'momentum'?), "
+                "'strategy.gama' (Did you mean 'gamma'?)"
+            ],
+        ),
         (settings(strategy__name="fedsing"), ["strategy 'fedsing' is not known. Did you mean 'fedsign'?"]),
         (settings(strategy="fedavg"), ["strategy='fedavg'", "--set strategy.name=fedavg"]),
         (settings(lr=0.1), ["unknown key 'lr'", "Did you mean 'client.lr'?"]),

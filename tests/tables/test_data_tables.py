@@ -258,13 +258,36 @@ def test_a_single_array_is_said_to_have_no_name(tmp_path: Path) -> None:
         npz(0, path=str(tmp_path / "one.npy"))
 
 
-def test_dates_are_refused_and_another_delimiter_is_taken(tmp_path: Path) -> None:
+def test_dates_are_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, {"day": list(pd.to_datetime(["2020-01-01", "2020-01-02"])), "target": [0, 1]})
     with pytest.raises(DataError, match=r"column 'day' is of type datetime"):
         parquet(0, path=path, test_path=path)
-    (tmp_path / "semicolons.csv").write_text("x;target\n1,5;a\n2,5;b\n")
-    found = csv(0, path=str(tmp_path / "semicolons.csv"), test_path=str(tmp_path / "semicolons.csv"), delimiter=";")
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "notes"),
+    [
+        ("x;target\n1,5;a\n2,5;b\n", {}, 2),
+        ("x;target\n1,5;a\n2,5;b\n", {"delimiter": ";"}, 2),
+        ("x\ttarget\n1\ta\n2\tb\n", {}, 2),
+        ("x,target\n1,a\n2,b\n", {}, 0),
+        ("a;b,c,target\n1,2,a\n3,4,b\n", {}, 0),
+    ],
+)
+def test_a_delimiter_is_found_in_the_header_and_named(
+    tmp_path: Path, rows: str, given: dict[str, str], notes: int
+) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text(rows)
+    found = csv(0, path=str(file), test_path=str(file), **given)
     assert found.num_outputs == 2
+    assert [f"the fields of {file} are separated by" in note for note in found.notes] == [True] * notes
+
+
+def test_a_table_without_a_header_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("1.5,2,0\n1.5,3,1\n1.5,4,0\n1.5,5,1\n")
+    with pytest.raises(DataError, match=r"first line of .* holds numbers \(1.5, 2, 0, ...\); insert .* the 3 columns"):
+        csv(0, path=str(tmp_path / "table.csv"))
 
 
 def test_without_pyarrow_parquet_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +310,25 @@ def test_arrays_are_taken_as_they_are(tmp_path: Path) -> None:
     assert data.class_names == ("0", "1", "2")
 
 
+@pytest.mark.parametrize(
+    ("more", "class_names", "labels"),
+    [({}, ("cat", "dog"), [1, 0, 1]), ({"class_names": ["dog", "cat", "owl"]}, ("dog", "cat", "owl"), [0, 1, 0])],
+)
+def test_texts_as_targets_are_classes_in_sorted_order_or_that_of_class_names(
+    tmp_path: Path, more: dict[str, Any], class_names: tuple[str, ...], labels: list[int]
+) -> None:
+    given = {
+        "x_train": np.zeros((3, 1)),
+        "y_train": ["dog", "cat", "dog"],
+        "x_test": np.zeros((1, 1)),
+        "y_test": ["cat"],
+    }
+    np.savez(tmp_path / "data.npz", **given, **more)
+    data = npz(0, path=str(tmp_path / "data.npz"))
+    assert (data.class_names, data.train.targets.tolist()) == (class_names, labels)
+    assert data.test.targets.tolist() == [class_names.index("cat")]
+
+
 def test_arrays_of_images_in_bytes_become_fractions_with_channels_first(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(256, size=(10, 4, 5, 3), dtype=np.uint8)
     np.savez_compressed(tmp_path / "data.npz", x=pixels, y=np.arange(10.0), class_names=["unused"])
@@ -304,7 +346,15 @@ def test_arrays_of_images_in_bytes_become_fractions_with_channels_first(tmp_path
         ({"images": [1]}, "holds the arrays images; expected x_train"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(2)}, r"x of the shape \[3, 2\] and y of \[2\]"),
         ({"x": np.zeros(3), "y": np.zeros(3)}, "one sample a row"),
-        ({"x": np.zeros((3, 1)), "y": np.array(["a", "b", "c"])}, "expected numbers"),
+        ({"x": np.array([["a"], ["b"]]), "y": np.zeros(2)}, "expected numbers"),
+        (
+            {"x_train": np.zeros((2, 1)), "y_train": ["a", "b"], "x_test": np.zeros((1, 1)), "y_test": ["c"]},
+            "has the class 'c' in y_test, but the classes are a, b; give y_train samples of it",
+        ),
+        (
+            {"x": np.zeros((2, 1)), "y": ["a", "b"], "class_names": ["b"]},
+            "has the class 'a' in y, but the classes are b; add it to class_names",
+        ),
         ({"x": np.zeros((3, 1)), "y": np.zeros(3), "owners": np.zeros(2, int)}, "one sample a row"),
         ({"x": np.array([object()]), "y": np.zeros(1)}, "cannot be read as .npz"),
     ],
