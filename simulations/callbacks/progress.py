@@ -1,8 +1,9 @@
-"""The progress bar: round, metric, loss, remaining time."""
+"""The progress of a run: round, metric, loss, remaining time; a bar, or lines where there is no terminal."""
 
 import html
 import importlib
 import math
+import sys
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, Time
 from rich.progress import Progress as RichProgress
 
 from fedsign.config import ExperimentConfig
-from fedsign.report.wording import duration
+from fedsign.report.wording import NARROW_SPACE, duration
 from fedsign.storage.results import Record, RunFolder
 from simulations.callbacks.base import Callback
 
@@ -22,8 +23,14 @@ class Progress(Callback):
     def on_start(self, folder: RunFolder, config: ExperimentConfig, records: list[Record]) -> None:
         """Show the bar, starting at the run's first new round."""
         self._metric = config.metrics[0].rpartition(":")[2] if config.metrics else ""
-        bar = NotebookBar if Console(stderr=True).is_jupyter else TerminalBar
-        self._bar = bar(len(records), config.rounds)
+        console = Console(stderr=True)
+        self._bar: NotebookBar | TerminalBar | LogLines
+        if console.is_jupyter:
+            self._bar = NotebookBar(len(records), config.rounds)
+        elif console.is_terminal:
+            self._bar = TerminalBar(len(records), config.rounds)
+        else:
+            self._bar = LogLines(len(records), config.rounds, first=f"run {folder.path}")
 
     def on_round(self, record: Record) -> None:
         """Advance by one round."""
@@ -60,6 +67,47 @@ class TerminalBar:
         self._bar.stop()
 
 
+class LogLines:
+    """Lines for a file, such as the log of a batch job: `first`, then a round every 30 s, and the last one."""
+
+    EVERY_S = 30.0
+
+    def __init__(self, start: int, total: int, *, first: str, unit: str = "round") -> None:
+        self._total, self._unit = total, unit
+        self._clock = _Clock(start, total)
+        self._line = first
+        self._print()
+
+    def show(self, round: int, metrics: str) -> None:
+        """Print the round if the last line is 30 s old."""
+        times = self._clock.times(round).replace(NARROW_SPACE, " ")
+        self._line = f"{self._unit} {round}/{self._total}  {metrics}  {times}"
+        if time.monotonic() - self._printed_at >= self.EVERY_S:
+            self._print()
+
+    def stop(self) -> None:
+        """Print the last round."""
+        if self._line:
+            self._print()
+
+    def _print(self) -> None:
+        print(self._line, file=sys.stderr, flush=True)
+        self._printed_at, self._line = time.monotonic(), ""
+
+
+class _Clock:
+    """The time that has passed, and an estimate of what is left."""
+
+    def __init__(self, start: int, total: int) -> None:
+        self._start, self._total, self._began_at = start, total, time.monotonic()
+
+    def times(self, round: int, *, ended: bool = False) -> str:
+        passed_s, completed = time.monotonic() - self._began_at, round - self._start
+        is_open = completed and not ended and round < self._total
+        left = f", left {duration(passed_s / completed * (self._total - round))}" if is_open else ""
+        return f"{duration(passed_s)}{left}"
+
+
 class NotebookBar:
     """A line of HTML that replaces itself. Rich and tqdm would require ipywidgets and leave a widget behind."""
 
@@ -67,8 +115,8 @@ class NotebookBar:
         self._unit = unit
         shown: Any = importlib.import_module("IPython.display")
         self._html = shown.HTML
-        self._start, self._total, self._began_at = start, total, time.monotonic()
-        self._round, self._metrics = start, "starting"
+        self._total, self._round, self._metrics = total, start, "starting"
+        self._clock = _Clock(start, total)
         self._line = shown.display(self._html(self._drawn()), display_id=True)
 
     def show(self, round: int, metrics: str) -> None:
@@ -81,10 +129,7 @@ class NotebookBar:
         self._line.update(self._html(self._drawn(ended=True)))
 
     def _drawn(self, *, ended: bool = False) -> str:
-        passed_s, completed = time.monotonic() - self._began_at, self._round - self._start
-        times = f"{duration(passed_s)}"
-        if completed and not ended:
-            times += f", left {duration(passed_s / completed * (self._total - self._round))}"
+        times = self._clock.times(self._round, ended=ended)
         return (
             f"<div>{self._unit} {self._round}/{self._total} "
             f'<progress max="{self._total}" value="{self._round}" style="vertical-align: middle"></progress> '

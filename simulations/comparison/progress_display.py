@@ -6,20 +6,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedsign.comparison.summary import Cell, Plan, values_label
-from simulations.callbacks.progress import NotebookBar
+from simulations.callbacks.progress import LogLines, NotebookBar
 from simulations.jobs import Job, Watcher
 
 
 class ProgressDisplay(Watcher):
     """Draws on standard error, so that standard output stays free for results. Remaining time is estimated from rounds.
 
-    In a notebook, a line below the cell shows the overall progress.
+    In a notebook, a line below the cell shows the overall progress; without a terminal, a line every 30 s.
     """
 
     def __init__(self, plan: Plan, pending: Sequence[Cell]) -> None:
         self._labels, self._cells = plan.labels, {cell.id: cell for cell in pending}
         self._total, self._failed = len(plan.cells), 0
         self._done = self._total - len(pending)
+        console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -27,10 +28,10 @@ class ProgressDisplay(Watcher):
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=Console(stderr=True).is_jupyter,  # in notebooks, Rich would require ipywidgets
+            console=console,
+            disable=console.is_jupyter or not console.is_terminal,  # in notebooks, Rich would require ipywidgets
         )
-        self._line: NotebookBar | None = None
+        self._line: NotebookBar | LogLines | None = None
         self._rounds = dict.fromkeys(self._cells, 0)
         self._all = self._bar.add_task("cells", total=sum(cell.rounds for cell in pending), figures="")
         self._of_worker: dict[int, TaskID] = {}
@@ -38,8 +39,11 @@ class ProgressDisplay(Watcher):
 
     def __enter__(self) -> "ProgressDisplay":
         self._bar.start()
-        if self._bar.disable:
-            self._line = NotebookBar(0, sum(cell.rounds for cell in self._cells.values()), unit="rounds of all runs")
+        rounds, unit = sum(cell.rounds for cell in self._cells.values()), "rounds of all runs"
+        if self._bar.console.is_jupyter:
+            self._line = NotebookBar(0, rounds, unit=unit)
+        elif self._bar.disable:
+            self._line = LogLines(0, rounds, first=f"{self._done} of {self._total} runs are done", unit=unit)
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -15,13 +15,16 @@ import pytest
 
 from fedsign.registry import KINDS
 from simulations import cli
-from simulations.callbacks.progress import _number
+from simulations.callbacks.progress import LogLines, _number
 from tests.e2e.command import fedsign, settings
 
 QUICK = settings(rounds=2, partition__num_clients=4, partition__alpha=1.0, server__cohort_size=2)
 
 
-def test_a_run_prints_its_figures_and_leaves_results_and_a_report(tmp_path: Path) -> None:
+def test_a_run_prints_its_figures_and_leaves_results_and_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what Rich takes for a terminal
     done = fedsign("run", *QUICK, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs" / "fedsign-digits").iterdir()
@@ -32,6 +35,28 @@ def test_a_run_prints_its_figures_and_leaves_results_and_a_report(tmp_path: Path
     assert page.count("<svg") >= 2
     header = (run / "config.toml").read_text(encoding="utf-8")
     assert "# torch: " in header and "# flwr: " in header
+
+
+def test_without_a_terminal_there_is_the_folder_first_and_then_a_line_every_30_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = fedsign("run", *QUICK, folder=tmp_path)
+    (run,) = (tmp_path / "runs" / "fedsign-digits").iterdir()
+    first, last = done.stderr.splitlines()
+    assert first == f"run {run.relative_to(tmp_path)}"
+    assert last.startswith("round 2/2  accuracy 0.")
+    for every_s, said in (
+        (30.0, ["first", "round 3/4  loss 1  "]),
+        (0.0, ["first", *(f"round {n}/4  loss 1  " for n in (2, 3))]),
+    ):
+        monkeypatch.setattr(LogLines, "EVERY_S", every_s)
+        lines = LogLines(1, 4, first="first")
+        for round in (2, 3):
+            lines.show(round, "loss 1")
+        lines.stop()
+        assert [
+            line.partition("1  ")[0] + line.partition("1  ")[1] for line in capsys.readouterr().err.splitlines()
+        ] == said
 
 
 def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path: Path) -> None:
