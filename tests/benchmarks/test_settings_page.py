@@ -8,6 +8,7 @@ from benchmarks import settings
 from fedsign.config import ExperimentConfig
 from fedsign.registry import KINDS
 from fedsign.sections import tables
+from simulations import explain
 
 PAGE = settings.page()
 ANCHORS = re.findall(r'(?:<span id="|\{#)([^"}]+)', PAGE)
@@ -17,8 +18,8 @@ ANCHORS = re.findall(r'(?:<span id="|\{#)([^"}]+)', PAGE)
 def test_every_key_of_a_section_says_what_it_is(section: str) -> None:
     table = dict(tables(ExperimentConfig)).get(section, ExperimentConfig)
     keys = [key for key in table.model_fields if f"{section}.{key}".strip(".") not in dict(tables(ExperimentConfig))]
-    assert not [key for key in keys if not settings.line_of(key, section=section)]
-    assert {f"{section or settings.EXPERIMENT}.{key}" for key in keys} <= {*ANCHORS}
+    assert not [key for key in keys if not explain.line_of(key, section=section)]
+    assert {f"{section or explain.EXPERIMENT}.{key}" for key in keys} <= {*ANCHORS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -26,10 +27,10 @@ def test_every_setting_of_a_component_says_what_it_is(kind: str) -> None:
     silent = [
         f"{name}.{key}"
         for name in KINDS[kind].table
-        for key in settings.settings_of(kind, name)
-        if not settings.line_of(key, kind=kind, name=name)
+        for key in explain.settings_of(kind, name)
+        if not explain.line_of(key, kind=kind, name=name)
     ]
-    assert not silent, f"benchmarks/settings.toml says nothing of {silent}"
+    assert not silent, f"simulations/settings.toml says nothing of {silent}"
 
 
 def test_no_anchor_is_there_twice() -> None:
