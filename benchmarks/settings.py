@@ -1,6 +1,5 @@
 """The reference page of all settings: type, default and one line for every key, by section and component."""
 
-import inspect
 from collections.abc import Iterator
 
 from pydantic.fields import FieldInfo
@@ -8,7 +7,7 @@ from pydantic.fields import FieldInfo
 from fedsign.config import ExperimentConfig
 from fedsign.registry import KINDS
 from fedsign.sections import Part, Table, tables
-from simulations.explain import EXPERIMENT, default_of, line_of, own_settings, settings_of, type_of
+from simulations.explain import EXPERIMENT, default_of, line_of, own_settings, settings_of, summary_of, type_of
 
 
 def page() -> str:
@@ -72,9 +71,7 @@ def _title(kind: str) -> str:
 
 
 def _summary(table: type[Table]) -> str:
-    if table is ExperimentConfig:
-        return "Keys at the top of the file."
-    return " ".join((inspect.getdoc(table) or "").partition("\n\n")[0].split())
+    return "Keys at the top of the file." if table is ExperimentConfig else summary_of(table)
 
 
 def _sentence(text: str) -> str:

@@ -85,7 +85,9 @@ def run(
     else:
         experiment = configs.load(config, overrides or [])
         if show_config:
-            typer.echo(experiment.to_toml(), nl=False)
+            from simulations.explain import commented
+
+            typer.echo(commented(experiment), nl=False)
             return
         done = _run(experiment)
     print_summary(done)
@@ -168,6 +170,30 @@ def verify_files(
         raise typer.Exit(1)
 
 
+@app.command()
+def explain(
+    path: Annotated[
+        str,
+        typer.Argument(help="A section, setting, or component: client, client.lr, strategy.fedsign, strategy.gamma."),
+    ] = "",
+    json: JsonOption = False,
+) -> None:
+    """Explain settings: type, range, default, and meaning; without an argument, list the sections."""
+    from dataclasses import asdict
+
+    from simulations import explain as explained
+
+    found = explained.explain(path)
+    if json:
+        print_json([asdict(each) for each in found])
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    for each in found:
+        console.print(f"[bold]{escaped(each.title)}[/]{each.text and f': {escaped(each.text)}'}")
+        for rows in filter(None, (each.settings, each.components)):
+            print_table(rows)
+
+
 @app.command("list")
 def list_names(
     kind: Annotated[
@@ -175,9 +201,10 @@ def list_names(
         typer.Argument(help="strategies, datasets, models, partitions, ...; default: all kinds."),
     ] = "",
     name: Annotated[str, typer.Argument(help="Show the traits of one component, or of your own module:Name.")] = "",
+    settings: Annotated[bool, typer.Option("--settings", help="List the components' settings.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the components that a configuration can name, and their traits."""
+    """List the components that a configuration can name, their settings, or their traits."""
     from fedsign.registry import KINDS, one_of
 
     plurals = {entry.plural: (key, entry) for key, entry in KINDS.items()}
@@ -187,6 +214,16 @@ def list_names(
         from fedsign.traits import traits_shown  # imports the component's module
 
         rows = [{"trait": key, "value": value} for key, value in traits_shown(plurals[kind][0], name).items()]
+    elif settings:
+        from simulations.explain import settings_rows
+
+        rows = [
+            {"component": f"{key}.{each}", **row}
+            for plural, (key, entry) in plurals.items()
+            if kind in ("", plural)
+            for each in entry.table
+            for row in settings_rows(key, each)
+        ]
     else:
         rows = [
             {"kind": plural, "name": each, "what": summary}
