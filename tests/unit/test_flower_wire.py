@@ -619,15 +619,15 @@ class Trickling(Deployment):
 
 def test_replies_that_come_one_after_another_do_not_put_the_deadline_off() -> None:
     grid = PartitionGrid(
-        Trickling([node(each) for each in range(40)]), num_partitions=40, roles=ROLES, leaves_process=True
+        Trickling([node(each) for each in range(80)]), num_partitions=80, roles=ROLES, leaves_process=True
     )
-    grid.roll_call(timeout_s=20)
+    grid.roll_call(timeout_s=60)
     began_at = time.monotonic()
-    came = list(grid.send_and_receive(requests(*range(40)), timeout=0.5))
-    assert time.monotonic() - began_at < 1.5
-    assert 2 < len(came) < 20
+    came = list(grid.send_and_receive(requests(*range(80)), timeout=0.5))
+    assert time.monotonic() - began_at < 3  # all would take 4 s
+    assert 0 < len(came) < 20
     assert {failure.reason for failure in grid.traffic.failures} == {LATE}
-    assert len(came) + len(grid.traffic.failures) == 40
+    assert len(came) + len(grid.traffic.failures) == 80
 
 
 def test_a_node_that_never_answers_is_a_failure_after_the_timeout() -> None:
