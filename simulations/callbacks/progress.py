@@ -75,24 +75,27 @@ class LogLines:
     def __init__(self, start: int, total: int, *, first: str, unit: str = "round") -> None:
         self._total, self._unit = total, unit
         self._clock = _Clock(start, total)
-        self._line = first
-        self._print()
+        self._round, self._metrics, self._printed = start, "", start
+        self._print(first)
 
     def show(self, round: int, metrics: str) -> None:
         """Print the round if the last line is 30 s old."""
-        times = self._clock.times(round).replace(NARROW_SPACE, " ")
-        self._line = f"{self._unit} {round}/{self._total}  {metrics}  {times}"
+        self._round, self._metrics = round, metrics
         if time.monotonic() - self._printed_at >= self.EVERY_S:
-            self._print()
+            self._print(self._line())
 
     def stop(self) -> None:
         """Print the last round."""
-        if self._line:
-            self._print()
+        if self._round != self._printed:
+            self._print(self._line())
 
-    def _print(self) -> None:
-        print(self._line, file=sys.stderr, flush=True)
-        self._printed_at, self._line = time.monotonic(), ""
+    def _line(self) -> str:
+        times = self._clock.times(self._round).replace(NARROW_SPACE, " ")
+        return f"{self._unit} {self._round}/{self._total}  {self._metrics}  {times}"
+
+    def _print(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+        self._printed_at, self._printed = time.monotonic(), self._round
 
 
 class _Clock:

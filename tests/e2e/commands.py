@@ -35,7 +35,7 @@ _COMMAND = re.compile(
 )
 DELETED = "which was deleted from this FedSign"  # in a clone without a capability
 _AT_ONCE = (
-    r"fedsign (ablate \S+ --list|partition .*|condense --show-config|deploy key \S+|"
+    r"fedsign (explain .*|ablate \S+ --list|partition .*|condense --show-config|deploy key \S+|"
     r"estimate memory (?!.*(FOLDER|--measure)).*)"
 )
 _A_READERS_OWN = ("my_", "mine")  # names that stand for something of the reader's
