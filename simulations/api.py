@@ -27,6 +27,7 @@ from fedsign._version import __version__
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.errors import ConfigError, FedSignError, ResultsError
+from fedsign.extensions import extensions
 from fedsign.former_names import current_tree
 from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec
@@ -230,8 +231,12 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
 
 
 def _start(workload: Workload) -> RunFolder:
+    """Create the run's folder. Functions `(workload) -> list[Record]` of the extension point `run_check` come before:
+    each may refuse the experiment, and returns findings.
+    """
     config = workload.config
-    return results.create(
+    findings = [record for check in extensions("run_check") for record in check(workload)]
+    folder = results.create(
         Path(config.results.root),
         partition=partition_record(workload),
         experiment=config.name,
@@ -239,6 +244,9 @@ def _start(workload: Workload) -> RunFolder:
         config_toml=config.to_toml(),
         environment=environment(),
     )
+    for record in findings:
+        folder.append("findings.jsonl", record)
+    return folder
 
 
 def partition_record(workload: Workload) -> Record:

@@ -7,6 +7,7 @@ runs/<experiment>/<id>/
     rounds.jsonl       one chained record per round; bitwise equal whenever the run is repeated or resumed
     timings.jsonl      seconds per round, kept apart because they never repeat
     failures.jsonl     full reports of failed clients
+    findings.jsonl     likely mistakes in the data and in the course of the run
     privacy.jsonl      releases per round and the budget spent, with [privacy]
     privacy.key        the secret behind the noise, for the server alone
     signs.jsonl        sign agreement per round and layer, if `results.signs` is set
@@ -154,7 +155,7 @@ class RunFolder:
         # first: a run whose records are cut must not look finished
         (self.path / "outcome.json").unlink(missing_ok=True)
         # not privacy.jsonl: what was released stays released
-        self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "sites.jsonl")
+        self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "findings.jsonl", "sites.jsonl")
         keep_records(self.path / "members.jsonl")  # keep later events: repeating the rounds does not repeat them
 
     def drop_after(self, round: int, *names: str) -> None:

@@ -1,0 +1,9 @@
+"""Diagnosis: likely mistakes in the data and in the course of a run."""
+
+from fedsign.capability import Capability
+
+CAPABILITY = Capability(
+    purpose="likely mistakes in the data and in the course of a run, each with the setting that helps",
+    modules=("fedsign.diagnosis",),
+    extends={"report_section": "fedsign.diagnosis.report:section"},
+)
