@@ -28,6 +28,8 @@ class Capability:
     requires: Mapping[str, str] = field(default_factory=dict)  # capability -> why
     kinds: Mapping[str, Kind] = field(default_factory=dict)  # kinds that it introduces
     rows: Mapping[str, Mapping[str, Row]] = field(default_factory=dict)  # kind -> components that it adds
+    # data set -> its setting that names a file or folder of the user's, after which runs are named
+    named_by: Mapping[str, str] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)  # old module name -> new; accepted with a warning
     # path in the configuration -> a new table, or keys for a table of the core
     sections: Mapping[str, str] = field(default_factory=dict)

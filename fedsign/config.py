@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import tomli_w
 from pydantic import ValidationError
 
-from fedsign import former_names, plugins
+from fedsign import former_names, naming, plugins
 from fedsign.capabilities import CAPABILITIES, absent
 from fedsign.errors import ConfigError, UnknownKeysError
 from fedsign.extensions import load as load_target
@@ -25,8 +25,8 @@ from fedsign.sections import (
     ClientSection,
     DataPart,
     EnginePart,
-    FileName,
     ModelPart,
+    OptionalFileName,
     Part,
     PartitionPart,
     Positive,
@@ -64,7 +64,7 @@ _Value = TypeVar("_Value")
 class ExperimentConfig(Section):
     """One experiment.  The defaults train FedSign on digits, partitioned by Dirichlet(0.1)."""
 
-    name: FileName = "fedsign-digits"
+    name: OptionalFileName = ""
     seed: Seed = 0
     rounds: Positive = 40
     task: str = "classification"
@@ -78,6 +78,16 @@ class ExperimentConfig(Section):
     server: ServerSection = ServerSection()
     engine: EnginePart = EnginePart()
     results: ResultsSection = ResultsSection()
+
+    @property
+    def run_name(self) -> str:
+        """The name of the experiment's runs; see `fedsign.naming`."""
+        return naming.run_name(self.model_dump(include={"name", "data", "strategy"}))
+
+    @property
+    def project_name(self) -> str:
+        """The name of what holds runs of several strategies, such as a comparison."""
+        return naming.project_name(self.model_dump(include={"name", "data", "strategy"}))
 
     def to_toml(self) -> str:
         """The complete configuration as TOML; `from_toml` restores an equal tree."""

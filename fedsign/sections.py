@@ -40,6 +40,7 @@ NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False), _NOT_BOOL]
 Seconds = Annotated[float, Field(gt=0), _NOT_BOOL]  # may be infinite
 Fraction = Annotated[float, Field(ge=0, le=1), _NOT_BOOL]
 FileName = Annotated[str, AfterValidator(_file_name)]
+OptionalFileName = Annotated[str, AfterValidator(lambda value: value and _file_name(value))]
 
 
 class Table(BaseModel):

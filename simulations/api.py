@@ -239,7 +239,7 @@ def _start(workload: Workload) -> RunFolder:
     folder = results.create(
         Path(config.results.root),
         partition=partition_record(workload),
-        experiment=config.name,
+        experiment=config.run_name,
         seed=config.seed,
         config_toml=config.to_toml(),
         environment=environment(),
@@ -317,6 +317,8 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
     else:
         _check_tree(experiment)
         after = configs.from_dict(configs.merged(before.model_dump(mode="json"), current_tree(experiment)))
+    if not after.name:  # a run of an earlier version has a name in its configuration
+        after = after.model_copy(update={"name": before.name})
     # the decision of the first start: another path sums in another order, and changes the bits
     after = _with_path(after, {key: value for key, value in before.client if key in ("path", "chunk")})
     counted, wanted = before.result_settings(), after.result_settings()

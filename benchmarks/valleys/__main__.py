@@ -58,7 +58,7 @@ def page() -> str:
 
 
 def _analyze_all(run: fedsign.Run) -> None:
-    name = run.config.name
+    name = run.config.run_name
     result: Result = {"rounds": len(run.rounds), "accuracy": run.rounds[-1]["accuracy"]}
     for kind, analyze in _KINDS.items():
         analysis = analyze(run)

@@ -26,6 +26,7 @@ CAPABILITY = Capability(
             "resnet18": ("fedsign.models.resnet:resnet18", "torchvision's ResNet-18 with a stem for small images"),
         },
     },
+    named_by={"image_folder": "root"},
     moved={
         f"fedsign.data.{name}": f"fedsign.data.images.{name}"
         for name in ("cifar", "cinic10", "image_folder", "mnist", "svhn")

@@ -38,6 +38,7 @@ CAPABILITY = Capability(
             ),
         },
     },
+    named_by={"jsonl": "path", "text_folder": "root"},
     moved={f"fedsign.data.{name}": f"fedsign.data.text.{name}" for name in ("jsonl", "pytext", "text_folder")},
     commands={
         "export": "simulations.language.command:export",

@@ -17,5 +17,6 @@ CAPABILITY = Capability(
             "npz": ("fedsign.data.npz:npz", "your arrays in a NumPy .npz file"),
         }
     },
+    named_by={"csv": "path", "npz": "path", "parquet": "path"},
     extras=("tables",),
 )

@@ -6,6 +6,7 @@ rendered from results on disk alone, without torch, Flower, or matplotlib, and r
 
 from pathlib import Path
 
+from fedsign.naming import run_name
 from fedsign.report import run_charts, summary, template
 from fedsign.report.sections import sections
 from fedsign.storage.disk import write_text
@@ -32,7 +33,7 @@ def render(run: summary.Run, *, live: bool = False) -> str:
     return template.render(
         TEMPLATE,
         live=live,
-        name=str(run.config.get("name", "run")),
+        name=run_name(run.config),
         seed=run.config.get("seed", 0),
         outcome=run.outcome,
         strategy=summary.strategy(run),
@@ -61,7 +62,7 @@ def render_card(folder: RunFolder) -> str:
     added = [fact for section in sections(run) for fact in section.facts]
     return template.render(
         CARD_TEMPLATE,
-        name=str(run.config.get("name", "run")),
+        name=run_name(run.config),
         seed=run.config.get("seed", 0),
         outcome=run.outcome,
         strategy=summary.strategy(run),

@@ -210,7 +210,8 @@ def open_run(path: Path) -> RunFolder:
 
 def find_runs(root: Path) -> list[RunFolder]:
     """All runs under a folder, oldest first."""
-    return [RunFolder(config.parent) for config in sorted(root.glob("*/*/config.toml"))]
+    paths = (config.parent for config in root.glob("*/*/config.toml"))
+    return [RunFolder(path) for path in sorted(paths, key=lambda path: (path.name, path))]  # names begin with the time
 
 
 def read_records(path: Path, *, until: str = "") -> list[Record]:

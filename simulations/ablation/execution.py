@@ -60,7 +60,7 @@ def ablate(
     """
     config = prepared(strategy, api.config_of(experiment))
     rows = chosen(controls_of(method_of(config)), controls, strategy)
-    folder = Path(out or Path("ablations") / f"{config.name}-{strategy.replace(':', '-')}")
+    folder = Path(out or Path("ablations") / f"{config.project_name}-{strategy.replace(':', '-')}")
     comparison = Comparison(folder)
     chosen_seeds = arguments.seeds_of(seeds, first=config.seed)
     check_seeds(chosen_seeds)
@@ -144,7 +144,7 @@ def make_plan(
     present = {key for key, _ in cells}
     request = {"command": COMMAND, "seeds": list(seeds), "controls": [row.key for row in rows[2:]]}
     return Plan(
-        name=f"{config.name}, {config.strategy.name} ablated",
+        name=f"{config.project_name}, {config.strategy.name} ablated",
         metric=metric,
         higher_is_better=is_higher_better(metric),
         reference=FEDAVG,

@@ -91,7 +91,7 @@ def learn(
     def say(step: Any) -> None:
         console.print(f"step {step['step']}/{steps}: loss {step['loss']:.4f}")
 
-    folder = out or Path("tuning") / f"{experiment.name}-learned"
+    folder = out or Path("tuning") / f"{experiment.run_name}-learned"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
     found = learning.learn(experiment, options, on_step=say)

@@ -291,7 +291,7 @@ def learn(
     summary = [{"setting": name, "before": first[name], "learned": last[name]} for name in options.names]
     return Analysis(
         kind="learned",
-        name=config.name,
+        name=config.run_name,
         facts={
             "names": list(options.names),
             "rounds": learning.num_rounds,

@@ -1,8 +1,8 @@
 """MLflow: log to the user's tracking server, or to the library's default location.
 
 The library's environment variables apply: MLFLOW_TRACKING_URI (by default mlflow.db in the current folder) and
-MLFLOW_EXPERIMENT_NAME (by default the configuration's `name`). Logged are parameters, metrics per round, tags
-(environment, outcome), and the artifacts config.toml and report.html.
+MLFLOW_EXPERIMENT_NAME (by default the configuration's `name`, or the data's). Logged are parameters, metrics per
+round, tags (environment, outcome), and the artifacts config.toml and report.html.
 """
 
 import math
@@ -70,7 +70,7 @@ class MLflow(Tracker):
         return run if run.info.lifecycle_stage == "active" else None
 
     def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.config.name
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.config.project_name
         experiment = self._client.get_experiment_by_name(name)
         return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 

@@ -1,7 +1,7 @@
 """Weights & Biases: one W&B run per run, online or offline as the environment says.
 
 The library's environment variables apply, such as WANDB_MODE and WANDB_ENTITY. By default the project is the
-configuration's `name`, the run is named after its folder, and files go to <run>/wandb/.
+configuration's `name` or the data's, the run is named after its folder, and files go to <run>/wandb/.
 """
 
 import os
@@ -26,7 +26,7 @@ class WandB(Tracker):
         # before `init`, which adds a session
         sessions = sorted(folder.glob(f"wandb/offline-run-*-{earlier.id}")) if earlier else []
         self._run = self._library.init(
-            project=environment.get("WANDB_PROJECT") or self.config.name,
+            project=environment.get("WANDB_PROJECT") or self.config.project_name,
             name=environment.get("WANDB_NAME") or self.folder.path.name,
             dir=str(folder),
             id=earlier.id if earlier else None,

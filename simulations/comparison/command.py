@@ -62,7 +62,9 @@ def compare(
             help="Override a setting in all cells, or with STRATEGY:KEY=VALUE for one strategy. Repeatable.",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the comparison; default: the experiment's name.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the comparison; default: the experiment's, or the data's.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; default: comparisons/NAME.")] = None,
     reference: Annotated[
         str | None, typer.Option(help="Strategy that the others are compared with; default: fedavg, or the first.")
@@ -147,7 +149,7 @@ def compare(
         else:
             changes = [(text, *configs.parse_override(text)) for text in overrides or []]
             base = configs.load(config, [text for text, key, _ in changes if execution.is_for_all(key)])
-            folder = out or execution.folder_of(name or base.name)
+            folder = out or execution.folder_of(name or base.project_name)
             comparison = execution.compare(
                 base,
                 strategies=STRATEGIES if strategies is None else words(strategies),

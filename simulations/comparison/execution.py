@@ -68,7 +68,7 @@ def compare(
             "fedprox:strategy.mu" is a hyperparameter of one strategy.
         by: key -> values to compare and never to choose from, whatever the key.
         settings: key -> value, for single strategies as in `grid`.
-        name: the comparison's name; by default the experiment's.
+        name: the comparison's name; by default the experiment's, or the data's.
         out: its folder; by default `comparisons/<name>`.
         reference: the strategy that differences are taken to; by default FedAvg if it is compared, or the first one.
         target: the metric's target for rounds and bytes; by default 95 % of the reference's final value, per condition.
@@ -108,7 +108,7 @@ def compare(
             "validation_fraction", validation_fraction, arguments.Number | None, "a number, such as 0.1"
         ),
     )
-    chosen_name = base.replace(name=name).name if name is not None else base.name
+    chosen_name = (base.replace(name=name) if name is not None else base).project_name
     make = partial(
         make_plan, base, request, name=chosen_name, reference=reference, target=target, environment=environment(tune)
     )

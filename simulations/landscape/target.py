@@ -77,7 +77,7 @@ class Target:
     @property
     def name(self) -> str:
         """The name for titles."""
-        return self.source.stem if self.run is None else self.workload.config.name
+        return self.source.stem if self.run is None else self.workload.config.run_name
 
     @property
     def facts(self) -> dict[str, str]:

@@ -157,7 +157,7 @@ def transfer(
             f"--toml was given, but parameterization.name={scheme} is not among the schemes {schemes}; "
             "add it to --schemes."
         )
-    folder = out or Path("tuning") / experiment.name
+    folder = out or Path("tuning") / experiment.run_name
     try:
         analysis = tuning.tune(experiment, options, folder, workers=workers)
     except KeyboardInterrupt:

@@ -119,7 +119,7 @@ def measure(
     options = {"schemes": schemes, "densities": densities, "seeds": seeds, "steps": steps}
     return Analysis(
         kind="coordinates",
-        name=config.name,
+        name=config.run_name,
         facts=options | facts_of(config) | {"lr": config.client.lr, "modules": modules},
         rows=rows,
         summary=_summary(schemes, densities, size, change),

@@ -209,7 +209,7 @@ def _summarized(config: ExperimentConfig, options: Options, losses: NDArray[np.f
                 rows.append(condition | {"value": value, "loss": loss, "std": std, "diverged": diverged})
     return Analysis(
         kind="transfer",
-        name=config.name,
+        name=config.run_name,
         facts={**asdict(options), **facts_of(config), "setting": SETTINGS[options.setting]},
         rows=rows,
         summary=summary,

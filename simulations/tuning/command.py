@@ -97,7 +97,7 @@ def search(
         ranges=ranges_of(ranges or []),
         gradients=gradients,
     )
-    folder = out or Path("tuning") / f"{experiment.name}-search"
+    folder = out or Path("tuning") / f"{experiment.run_name}-search"
     try:
         comparison = tune(experiment, options, folder, workers=workers, extend=extend)
     except KeyboardInterrupt:

@@ -124,7 +124,7 @@ def make_plan(
         finals.append((cell_of(own, {}, choice, name=name), own))
     request = {"command": "tune search", **dataclasses.asdict(options)}
     plan = Plan(
-        name=config.name,
+        name=config.run_name,
         metric=metric,
         higher_is_better=higher,
         reference=GIVEN,

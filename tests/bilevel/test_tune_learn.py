@@ -19,7 +19,7 @@ def test_the_pages_command_writes_an_experiment_and_its_trajectory(tmp_path: Pat
     done = fedsign(*shlex.split(line), *QUICK, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "strategy.gamma" in done.stdout and "learned.toml" in done.stdout
-    folder = tmp_path / "tuning" / "fedsign-digits-learned"
+    folder = tmp_path / "tuning" / "digits-fedsign-learned"
     assert {path.name for path in folder.iterdir()} >= {"learned.toml", "learned.json", "learned-trajectory.svg"}
     told = json.loads((folder / "learned.json").read_text("utf-8"))
     assert [row["step"] for row in told["curves"]] == [0, 1, 2]

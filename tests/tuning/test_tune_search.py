@@ -35,7 +35,7 @@ def test_the_pages_command_searches_learns_and_trains_again(tmp_path: Path) -> N
     command = [*shlex.split(line), *QUICK, "--trials", "8", "--tune-seeds", "1", "--seeds", "1", "--learn-rounds", "1"]
     done = fedsign(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "tuning/fedsign-digits-search"
+    folder = tmp_path / "tuning/digits-fedsign-search"
     summary = load_comparison(folder).summary()
     assert [(entry.strategy, entry.num_choices) for entry in summary.entries] == [(GIVEN, 1), (FOUND, 8), (LEARNED, 1)]
     chosen = {trial.strategy: trial for trial in summary.trials if trial.chosen}
