@@ -114,6 +114,20 @@ class ExperimentConfig(Section):
         unused: dict[str, Any] = reduce(merged, absent("digested").values(), {})
         return merged(unused, data)
 
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from the defaults, those of components from the component's; by path.
+
+        >>> from_dict({"client": {"lr": 0.1}, "model": {"name": "linear"}}).changed()
+        {'model.name': 'linear', 'client.lr': 0.1}
+        """
+        data, default = self.model_dump(mode="json"), type(self)().model_dump(mode="json")
+        for path, table in tables(type(self)):
+            if issubclass(table, Part):
+                name = reduce(getitem, path.split("."), data)["name"]
+                reduce(getitem, path.split("."), default).update(plugins.defaults_of(table.kind, name))
+        known = dict(_leaves(default))
+        return {path: value for path, value in _leaves(data) if path not in known or known[path] != value}
+
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A validated copy with changes: `config.replace(seed=3, **{"client.lr": 0.1})`."""
         data = self.model_dump(mode="json")
@@ -351,6 +365,15 @@ def _name_at(data: Any, path: str) -> str:
     for key in (*path.split("."), "name"):
         data = data.get(key) if isinstance(data, Mapping) else None
     return str(data or "")
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """All values that are no tables, with their paths."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield above + key, value
 
 
 def _check_names(config: ExperimentConfig) -> None:

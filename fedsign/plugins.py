@@ -89,6 +89,12 @@ def names_of(kind: str, name: str) -> list[str]:
     return [*_fields(settings_model(kind, name, resolve(kind, name)))]
 
 
+def defaults_of(kind: str, name: str) -> dict[str, Any]:
+    """The defaults of a component's settings, as TOML stores them."""
+    fields = _fields(settings_model(kind, name, resolve(kind, name)))
+    return {key: _as_toml(field.default) for key, field in fields.items() if not field.is_required()}
+
+
 def complete(
     kind: str,
     name: str,

@@ -242,6 +242,7 @@ def _start(workload: Workload) -> RunFolder:
         experiment=config.run_name,
         seed=config.seed,
         config_toml=config.to_toml(),
+        changed=config.changed(),
         environment=environment(),
     )
     for record in findings:
@@ -342,7 +343,7 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
             f"{stored[-1]} or more."
         )
     # last, when every check has passed
-    results.update_config(folder, after.to_toml())
+    results.update_config(folder, after.to_toml(), after.changed())
     return after
 
 

@@ -24,7 +24,8 @@ from fedsign.errors import ConfigError, FedSignError
 from fedsign.extensions import load
 from fedsign.former_names import COMMANDS, KEYS, FormerNameWarning, warn
 from simulations.options import ConfigArgument, JsonOption, RunArgument, SetOption, ShowConfigOption, Stopped
-from simulations.printing import escaped, print_json, print_summary, print_table, run_row
+from simulations.printing import escaped, print_json, print_summary, print_table
+from simulations.runs.command import app as runs_app
 
 TRACEBACK = "FEDSIGN_TRACEBACK"  # environment variable: show tracebacks
 _FORMER = {name: former for former, name in KEYS.items()}  # tables are names of commands, too
@@ -126,48 +127,7 @@ def partition(
         console.print(f"{name:<20}[bold]{escaped(value)}[/]  {escaped(remark)}".rstrip())
 
 
-_runs = typer.Typer(help="List the runs on disk, or verify one.")
-app.add_typer(_runs, name="runs")
-
-
-@_runs.callback(invoke_without_command=True)
-def runs(
-    context: typer.Context,
-    root: Annotated[Path, typer.Option("--root", help="Folder that contains the runs.")] = Path("runs"),
-    json: JsonOption = False,
-) -> None:
-    """List the runs on disk, or verify one."""
-    from fedsign.storage.results import find_runs
-
-    if context.invoked_subcommand is not None:
-        return
-    rows = [run_row(folder) for folder in find_runs(root)]
-    if json:
-        print_json(rows)
-    elif not rows:
-        typer.echo(f"no runs under {root}; 'fedsign run' makes one.")
-    else:
-        print_table(rows)
-
-
-@_runs.command("verify")
-def verify_files(
-    path: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, or client states.")],
-    json: JsonOption = False,
-) -> None:
-    """Check every file against its digest; nothing is changed."""
-    from simulations.verify import verify
-
-    checked = list(verify(path))
-    wrong = {damage: str(file) for file, damage in checked if damage}  # damage that two files reveal is reported once
-    if json:
-        print_json({"num_files": len(checked), "damaged": wrong})
-    else:
-        for damage in wrong:
-            typer.echo(damage)
-        typer.echo(f"{len(checked)} files read, {'all whole' if not wrong else f'{len(wrong)} damaged'}.")
-    if wrong:
-        raise typer.Exit(1)
+app.add_typer(runs_app, name="runs")
 
 
 @app.command()

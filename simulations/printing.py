@@ -14,8 +14,6 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedsign.errors import FedSignError
-
 _WIDEST = 100_000  # columns
 
 
@@ -51,34 +49,6 @@ def print_facts(rows: list[tuple[str, str]], *, title: str = "") -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         console.print(f"{name:<{width}}  {text}")
-
-
-def run_row(folder: Any) -> dict[str, Any]:
-    """Return the row of `fedsign runs` for a run."""
-    row = dict.fromkeys(("run", "strategy", "data", "rounds", "status", "metric", "value"))
-    try:
-        return row | _facts(folder)
-    except (FedSignError, LookupError, TypeError, ValueError, AttributeError, OSError):
-        return row | {"run": str(folder.path), "status": "damaged"}  # the other runs are still listed
-
-
-def _facts(folder: Any) -> dict[str, Any]:
-    from fedsign import config as configs
-    from fedsign.storage.results import final_value
-
-    # not validated: runs of older versions are listed, too
-    raw = configs.parse_toml(folder.config_toml, source=str(folder.path))
-    records = folder.rounds()
-    metric = next(iter(raw.get("metrics", [])), "loss").rpartition(":")[2]
-    return {
-        "run": str(folder.path),
-        "strategy": raw["strategy"]["name"],
-        "data": raw["data"]["name"],
-        "rounds": f"{len(records)}/{raw['rounds']}",
-        "status": folder.outcome["status"],
-        "metric": metric,
-        "value": final_value(records, metric),
-    }
 
 
 def print_table(rows: list[dict[str, Any]], *, wide: bool = False) -> None:

@@ -3,7 +3,7 @@
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from fedsign.errors import ResultsError
 from fedsign.report import wording
 from fedsign.report.population import Population, panels
 from fedsign.storage.results import Record, RunFolder, final_value
+from fedsign.storage.tags import Tags, read_tags
 
 LAST = 5
 """The number of last rounds averaged for the headline."""
@@ -34,6 +35,7 @@ class Run:
     rounds: Sequence[Record]
     timings: Sequence[Record]
     failures: Sequence[Record]
+    tags: Tags = field(default_factory=Tags)
 
     def section(self, name: str) -> Record:
         """A table of the configuration, empty if missing."""
@@ -91,7 +93,15 @@ def read(folder: RunFolder) -> Run:
         rounds=folder.rounds(),
         timings=folder.timings(),
         failures=folder.records("failures.jsonl"),
+        tags=_tags(folder),
     )
+
+
+def _tags(folder: RunFolder) -> Tags:
+    try:
+        return read_tags(folder)
+    except ResultsError:
+        return Tags(note="tags.json is damaged")  # no reason to have no page
 
 
 def headline(run: Run) -> Fact:
@@ -123,6 +133,11 @@ def facts(run: Run, added: Iterable[Fact] = ()) -> list[Fact]:
             name="wall time",
             value=wording.duration(seconds) if run.timings else wording.MISSING,
             remark=f"{wording.duration(seconds / len(run.timings))} a round" if run.timings else "",
+        ),
+        *(
+            [Fact(name="tags", value=", ".join(run.tags.tags) or wording.MISSING, remark=run.tags.note)]
+            if run.tags != Tags()
+            else []
         ),
     ]
 

@@ -17,9 +17,11 @@ runs/<experiment>/<id>/
     clients/           client states
     lock               held by the process that executes the run
     outcome.json       how the run ended; missing while it runs and after a kill
+    tags.json          tags and a note of the user's, if there are any
     report.html
 """
 
+import itertools
 import json
 import math
 import os
@@ -124,13 +126,13 @@ class RunFolder:
         return {path.name: _last_chain(path) for path in sorted(self.path.glob("*.jsonl"))}
 
     def check_records(self, chains: Mapping[str, str]) -> None:
-        """Verify all records and JSON files of the run, except its outcome.
+        """Verify all records and JSON files of the run, except its outcome and its tags, which it does not read.
 
         Raises:
             ResumeError: a file is damaged, or lacks records that a checkpoint requires (`chains`).
         """
         for path in self.path.glob("*.json"):
-            if path.name != "outcome.json":
+            if path.name not in ("outcome.json", "tags.json"):
                 read_json(path)
         for name in {*chains, *(path.name for path in self.path.glob("*.jsonl"))}:  # a file in `chains` may be missing
             read_records(self.path / name, until=chains.get(name, ""))
@@ -165,7 +167,14 @@ class RunFolder:
 
 
 def create(
-    root: Path, *, experiment: str, seed: int, config_toml: str, environment: Record, partition: Record
+    root: Path,
+    *,
+    experiment: str,
+    seed: int,
+    config_toml: str,
+    changed: Record | None = None,
+    environment: Record,
+    partition: Record,
 ) -> RunFolder:
     """Create the folder `root`/experiment/<time>-seed<seed>; writing the configuration last makes it a run."""
     parent = root / experiment
@@ -183,14 +192,30 @@ def create(
             ) from error
     folder.write_json("environment.json", environment)
     folder.write_json("partition.json", partition)
-    update_config(folder, config_toml)
+    update_config(folder, config_toml, changed)
     return folder
 
 
-def update_config(folder: RunFolder, config_toml: str) -> None:
-    """Write the sealed configuration, with the environment in its header."""
-    header = "".join(f"# {key}: {value}\n" for key, value in {"digest": digests.BLANK, **folder.environment}.items())
+def update_config(folder: RunFolder, config_toml: str, changed: Record | None = None) -> None:
+    """Write the sealed configuration; in its header, the environment and the settings that are not the defaults."""
+    facts = {"digest": digests.BLANK, **folder.environment}
+    if changed is not None:
+        facts["changed"] = json.dumps(changed)
+    header = "".join(f"# {key}: {value}\n" for key, value in facts.items())
     write_text(folder.path / "config.toml", digests.sealed(header + "\n" + config_toml))
+
+
+def changed_settings(config_toml: str) -> Record:
+    """The settings that were not the defaults when the run was started; empty for a run of an earlier version.
+
+    >>> changed_settings('# changed: {"client.lr": 0.1}\\nseed = 0')
+    {'client.lr': 0.1}
+    """
+    header = itertools.takewhile(lambda line: line.startswith("#"), config_toml.splitlines())
+    prefix = "# changed: "
+    found = next((line.removeprefix(prefix) for line in header if line.startswith(prefix)), "{}")
+    content: Record = json.loads(found)
+    return content
 
 
 def open_run(path: Path) -> RunFolder:

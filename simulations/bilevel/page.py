@@ -65,7 +65,7 @@ def write_page(
     page = render(
         "condensation.html.jinja",
         package=__package__,
-        name=config.run_name,
+        name=config.name,
         headline=("accuracy", f"{ended:.1f}{NARROW_SPACE}%", f"{start:.1f}{NARROW_SPACE}% at the start"),
         facts=facts,
         rows=rows,

@@ -253,9 +253,10 @@ _RUN = r"fedsign run( --set \S+)+"
 COVERED: tuple[tuple[str, str, str], ...] = (  # pages, commands, the file of the test
     (
         r".*",
-        r"fedsign (list|runs|run( experiment\.toml| --show-config| --resume (RUN|runs/fed\S+))?)",
+        r"fedsign (list|runs|run( experiment\.toml| --show-config| --resume (RUN|runs/dig\S+))?)",
         "tests/e2e/test_cli.py",
     ),
+    (r".*", r"fedsign runs (tag|remove|verify|--).*", "tests/e2e/test_runs.py"),
     (r".*", r"fedsign reproduce --list", "tests/reproduction/test_recipes.py"),
     (r".*", r"fedsign analyze (interpolate|signs|trajectory|curvature) .*", "tests/landscape/test_analyze.py"),
     (r".*", r"fedsign deploy (init|add-site|check|down|renew|revoke|status|up)\b.*", "tests/deployment/test_deploy.py"),

@@ -1,0 +1,1 @@
+"""Runs on disk: the list of them, tags, removal."""
