@@ -51,7 +51,7 @@ def in_process_handler(trainer: LocalTrainer, states: ClientStore, workload: Wor
     return handle
 
 
-def client_app(node_type: type[Node] = Node) -> ClientApp:
+def client_app(node_type: Callable[[Context], Node] = Node) -> ClientApp:
     """Make a ClientApp for a type of node; the extension point `client_app` adds handlers for other messages."""
     app = ClientApp()
     handlers: dict[str, Handler] = {MessageType.TRAIN: train, wire.ROLL_CALL: roll_call, wire.SHUTDOWN: shut_down}
@@ -64,7 +64,7 @@ def client_app(node_type: type[Node] = Node) -> ClientApp:
     return app
 
 
-def _answer(handler: Handler, node_type: type[Node], message: Message, context: Context) -> Message:
+def _answer(handler: Handler, node_type: Callable[[Context], Node], message: Message, context: Context) -> Message:
     """Call a handler; an error becomes a reply, with as many details as the node reveals."""
     reported: Callable[[Failure], Failure] = partial(replace, details="")  # until the node's policy is known
     partition = -1

@@ -121,10 +121,15 @@ def short_changes(row: Row) -> str:
     texts = []
     for (path, value), key in zip(changed.items(), paths, strict=True):
         label = _PARTS.get(path, f"{_shortest(key, paths)}=")
-        text = setting(value).replace(", ", ",")
+        text = _own_name(value) if path in _PARTS else setting(value).replace(", ", ",")
         texts.append(label + (text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"))
     more = [f"+{len(texts) - _MOST_CHANGES}"] if len(texts) > _MOST_CHANGES else []
     return ", ".join(texts[:_MOST_CHANGES] + more)
+
+
+def _own_name(component: object) -> str:
+    """A component's name; of a "module:Name" the Name."""
+    return str(component or "-").rpartition(":")[2]
 
 
 def _shortest(path: str, paths: Sequence[str]) -> str:
@@ -159,8 +164,8 @@ def print_rows(found: Sequence[Row]) -> None:
 def _cells(row: Row) -> dict[str, str]:
     return {
         "run": _plain(row["run"]),
-        "data": _plain(PurePath(row["file"] or "").name or row["data"] or "-"),
-        "strategy": _plain(row["strategy"] or "-"),
+        "data": _plain(PurePath(row["file"] or "").name or _own_name(row["data"])),
+        "strategy": _plain(_own_name(row["strategy"])),
         "changed": _plain(row["damage"] or short_changes(row) or "-"),
         "rounds": row["rounds"] or "-",
         "status": _plain(row["status"]),
