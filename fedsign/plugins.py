@@ -89,6 +89,13 @@ def names_of(kind: str, name: str) -> list[str]:
     return [*_fields(settings_model(kind, name, resolve(kind, name)))]
 
 
+def default_settings(kind: str, name: str) -> dict[str, Any]:
+    """The defaults of a component's settings, as a completed configuration has them."""
+    fields = _fields(settings_model(kind, name, resolve(kind, name)))
+    defaults = {key: _as_toml(field.default) for key, field in fields.items() if not field.is_required()}
+    return {key: value for key, value in defaults.items() if value is not None}
+
+
 def complete(
     kind: str,
     name: str,

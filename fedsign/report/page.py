@@ -44,6 +44,7 @@ def render(run: summary.Run, *, live: bool = False) -> str:
         private_counts=summary.private_counts(run),
         failures=summary.failures(run),
         configuration=summary.settings_by_section(run.config),
+        changed=summary.changed_settings(run.config),
         config_toml=run.config_toml,
         environment=run.environment,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsign.errors import ResultsError
 from fedsign.report import wording
+from fedsign.report.differences import differences
 from fedsign.report.population import Population, panels
 from fedsign.storage.results import Record, RunFolder, final_value
 
@@ -183,6 +184,14 @@ def settings_by_section(config: Mapping[str, Any]) -> list[tuple[str, list[tuple
 
     add("experiment", config)
     return sections
+
+
+def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Path, value and default of each setting that differs from its default; the default is empty if unknown."""
+    return [
+        (each.path, wording.setting(each.value), "" if each.default is None else wording.setting(each.default))
+        for each in differences(config)
+    ]
 
 
 def strategy(run: Run) -> dict[str, Any]:
