@@ -89,9 +89,7 @@ class Traffic:
         num_examples = sum(num for num, _ in weighted)
         update_norm, client_drift = self.dispersion.metrics()
         return {
-            "train_loss": sum(num * loss for num, loss in weighted) / num_examples
-            if num_examples
-            else None,
+            "train_loss": sum(num * loss for num, loss in weighted) / num_examples if num_examples else None,
             "clients": self.sent,
             "num_replies": len(self.accepted),
             "failures": [{"client": failure.partition, "reason": failure.reason} for failure in self.failures],
@@ -173,7 +171,8 @@ class RoundHook(Protocol):
         return {}
 
     def evaluated(self, outputs: Tensor, targets: Tensor) -> None:
-        """Called if the server evaluates, with the model's outputs for its test samples, or what the task keeps of them."""
+        """Called if the server evaluates, with the outputs for its test samples, or what the task keeps of them."""
+        return
 
     def write(self, record: Record, *, durable: bool) -> Record:
         """Called before the record is written, to write own files; returns the record as it may be published."""

@@ -6,9 +6,9 @@ known default counts as a difference: one of a component of the user's own, of a
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, reduce
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,8 @@ def differences(config: Mapping[str, Any]) -> list[Difference]:
     [Difference(path='strategy.name', value='fedavg', default='fedsign'),
      Difference(path='model.depth', value=3, default=None)]
     """
-    try:
+    with suppress(ConfigError):  # both names of a key: the former one is then a setting that is not known
         config = former_names.current_tree(config, warns=False)
-    except ConfigError:
-        pass  # both names of a key: the former one is a setting that is not known
     return [*_differences(config, "")]
 
 
@@ -78,7 +76,8 @@ def _defaults(path: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _of_deleted(path: str) -> dict[str, Any]:
     """The unused values of deleted capabilities' keys in a section."""
-    found: Any = reduce(merged, [*absent("digested").values(), *absent("undigested").values()], {})
+    nothing: dict[str, Any] = {}
+    found: Any = reduce(merged, [*absent("digested").values(), *absent("undigested").values()], nothing)
     for key in path.split(".") if path else ():
         found = found.get(key, {}) if isinstance(found, Mapping) else {}
     return {key: value for key, value in found.items() if not isinstance(value, Mapping)}
