@@ -70,11 +70,11 @@ def section(run: Run) -> Section | None:
 
 
 def _lead(*, has_accuracy: bool, is_at_sites: bool) -> str:
-    drift = "Drift is the mean norm of a client’s updates."
+    norm = "The update norm is the mean over the client’s rounds."
     if not has_accuracy:
-        return f"{drift} The clients with the largest come first."
+        return f"{norm} The clients with the largest come first."
     what = _AT_SITES if is_at_sites else "Accuracy is that on a client’s label distribution."
-    return f"{what} It is the mean of the last {LAST} rounds; the clients with the lowest come first. {drift}"
+    return f"{what} It is the mean of the last {LAST} rounds; the clients with the lowest come first. {norm}"
 
 
 def _clients(run: Run, records: Iterable[Record]) -> defaultdict[int, _Client]:
@@ -175,7 +175,7 @@ def _table(clients: Mapping[int, _Client], *, has_accuracy: bool) -> Table:
             *(["classes"] if has_classes else []),
             "rounds",
             *(["accuracy"] if has_accuracy else []),
-            "drift",
+            "update norm",
             "failures",
         ],
         rows=[

@@ -7,6 +7,7 @@ runs/<experiment>/<id>/
     rounds.jsonl       one chained record per round; bitwise equal whenever the run is repeated or resumed
     timings.jsonl      seconds per round, kept apart because they never repeat
     failures.jsonl     full reports of failed clients
+    clients.jsonl      metrics per round and client, unless [privacy] protects them
     findings.jsonl     likely mistakes in the data and in the course of the run
     privacy.jsonl      releases per round and the budget spent, with [privacy]
     privacy.key        the secret behind the noise, for the server alone

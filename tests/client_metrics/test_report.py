@@ -66,7 +66,7 @@ def test_the_table_begins_with_the_lowest_accuracy(tmp_path: Path) -> None:
     failures = [{"round": 1, "partition": 2, "reason": "ill"}, {"round": 2, "partition": 2, "reason": "ill"}]
     table = section_of(with_clients(tmp_path, [[0.8, 0.4]] * 2, failures=failures)).table
     assert table is not None
-    assert [*table.heads] == ["client", "samples", "classes", "rounds", "accuracy", "drift", "failures"]
+    assert [*table.heads] == ["client", "samples", "classes", "rounds", "accuracy", "update norm", "failures"]
     assert [(name, *cells) for name, cells in table.rows] == [
         ("1", "2", "1", "2", "40.0\u202f%", "3.00", "0"),
         ("2", "4", "2", "0", "70.0\u202f%", "–", "2"),
@@ -89,7 +89,7 @@ def test_sites_show_the_accuracy_that_they_measured(tmp_path: Path) -> None:
     ]
 
 
-def test_without_accuracy_the_table_begins_with_the_largest_drift(tmp_path: Path) -> None:
+def test_without_accuracy_the_table_begins_with_the_largest_updates(tmp_path: Path) -> None:
     found = section_of(with_clients(tmp_path, [None]))
     assert not found.charts and found.table is not None and "accuracy" not in found.table.heads
     assert [name for name, _ in found.table.rows] == ["1", "0", "2"]
