@@ -1,3 +1,3 @@
 """Metrics of each client in each round."""
 
-FILE = "clients.jsonl"
+CLIENTS_FILE = "clients.jsonl"

@@ -12,7 +12,7 @@ Numbers have seven digits, as many as single precision: a client takes 30 bytes.
 import torch
 from torch import Tensor
 
-from fedsign.client_metrics import FILE
+from fedsign.client_metrics import CLIENTS_FILE
 from fedsign.federation.exchange import RoundHook, Traffic
 from fedsign.storage.results import Record, RunFolder
 from fedsign.tasks.base import KeepingTask
@@ -44,13 +44,13 @@ class ClientMetrics(RoundHook):
 
     def write(self, record: Record, *, durable: bool) -> Record:
         """Write the round."""
-        self._folder.append(FILE, {"round": record["round"], **self._record}, durable=durable)
+        self._folder.append(CLIENTS_FILE, {"round": record["round"], **self._record}, durable=durable)
         return record
 
 
 def round_hook(workload: Workload, strategy: object, folder: RunFolder, *, round: int) -> ClientMetrics | None:
     """The extension point `round_hook`; off with `results.clients=false`, and where [privacy] protects the clients."""
-    folder.drop_after(round, FILE)
+    folder.drop_after(round, CLIENTS_FILE)
     config = workload.config
     if not config.get("results.clients", True) or config.get("privacy.is_chosen", False):
         return None

@@ -7,7 +7,7 @@ from math import isnan
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedsign.client_metrics import FILE
+from fedsign.client_metrics import CLIENTS_FILE
 from fedsign.client_metrics.accuracy import on_label_distributions
 from fedsign.report import wording
 from fedsign.report.chart import Chart, Series, span, value_axis
@@ -47,15 +47,16 @@ class _Client:
 def section(run: Run) -> Section | None:
     """The accuracy by client and a table, if `clients.jsonl` was written."""
     folder = RunFolder(run.path)
-    records = folder.records(FILE)
+    records = folder.records(CLIENTS_FILE)
     if not records:
         return None
     clients = _clients(run, records)
     sites = folder.records("sites.jsonl")
     charts = []
-    if any(record["class_accuracy"] for record in records):
-        ids, values = _on_labels(run, records)
-        charts = [_chart([record["round"] for record in records], ids, values)]
+    evaluated = [record for record in records if record["class_accuracy"]]
+    ids, values = _on_labels(run, evaluated)
+    if ids:
+        charts = [_chart([record["round"] for record in evaluated], ids, values)]
         for client, accuracy in zip(ids, _last_means(values), strict=True):
             clients[client].accuracy = accuracy
     for client, accuracies in _at_sites(sites).items():
@@ -99,10 +100,16 @@ def _counted(run: Run) -> Sequence[int]:
     return run.partition.get("counted_clients") or range(len(run.partition["counts"]))
 
 
-def _on_labels(run: Run, records: Sequence[Record]) -> tuple[list[int], "NDArray[np.float64]"]:
-    """Clients with samples, and their accuracies [rounds, clients]; none if their counts stay with them."""
-    rows = {client: row for client, row in zip(_counted(run), run.partition["counts"], strict=True) if sum(row)}
-    return [*rows], on_label_distributions([record["class_accuracy"] for record in records], [*rows.values()])
+def _on_labels(run: Run, evaluated: Sequence[Record]) -> tuple[list[int], "NDArray[np.float64]"]:
+    """Clients whose accuracy is known, and their accuracies [rounds, clients]."""
+    import numpy as np
+
+    counts = run.partition["counts"]
+    if not counts or not evaluated:  # the counts stay with the clients, or the server does not evaluate labels
+        return [], np.empty((0, 0))
+    values = on_label_distributions([record["class_accuracy"] for record in evaluated], counts)
+    is_known = ~np.isnan(values).all(axis=0)
+    return np.asarray(_counted(run))[is_known].tolist(), values[:, is_known]
 
 
 def _at_sites(records: Iterable[Record]) -> Mapping[int, list[float]]:
@@ -183,7 +190,7 @@ def _table(clients: Mapping[int, _Client], *, has_accuracy: bool) -> Table:
             for client in sorted(clients, key=order)[:_MOST_ROWS]
         ],
         total=len(clients),
-        file=FILE,
+        file=CLIENTS_FILE,
     )
 
 

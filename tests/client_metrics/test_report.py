@@ -43,13 +43,14 @@ def test_a_run_without_the_file_has_no_section(tmp_path: Path) -> None:
 
 def test_few_clients_are_lines_of_their_own(tmp_path: Path) -> None:
     """Accuracies 0.8 of class a and 0.4 of class b: the third client, with 3 and 1 samples, has 0.7."""
-    (chart,) = section_of(with_clients(tmp_path, [[0.8, 0.4], None, [0.6, None]])).charts
+    (chart,) = section_of(with_clients(tmp_path, [[0.8, 0.4], None, [0.6, 0.2]])).charts
     drawn = {each.name: [*each.y] for each in chart.series}
     assert drawn == {
-        "client 0": [0.8, None, 0.6],
-        "client 1": [0.4, None, None],  # its only class has no test samples
-        "client 2": [pytest.approx(0.7), None, 0.6],
+        "client 0": [0.8, 0.6],
+        "client 1": [0.4, 0.2],
+        "client 2": [pytest.approx(0.7), pytest.approx(0.5)],
     }
+    assert [[*each.x] for each in chart.series] == [[1, 3]] * 3
 
 
 def test_many_clients_are_quantiles_and_the_two_extremes(tmp_path: Path) -> None:
@@ -60,6 +61,23 @@ def test_many_clients_are_quantiles_and_the_two_extremes(tmp_path: Path) -> None
     assert ([*median.y], [*median.low], [*median.high]) == ([0.5], [pytest.approx(0.1)], [pytest.approx(0.9)])
     assert (best.name, [*best.y]) == ("best: client 20", [1.0])
     assert (worst.name, [*worst.y]) == ("worst: client 0", [0.0])
+
+
+def test_a_client_whose_classes_have_no_test_samples_is_no_extreme(tmp_path: Path) -> None:
+    counts = [[0, 5], *([client, 0] for client in range(1, 23))]
+    found = section_of(with_clients(tmp_path, [[0.25, None], None], counts))
+    median, best, worst = found.charts[0].series
+    assert [[*each.y] for each in (median, best, worst)] == [[0.25]] * 3
+    assert (best.name, worst.name) == ("best: client 1", "worst: client 1")
+    assert found.table is not None and found.table.rows[-1] == ("0", ["5", "1", "1", "–", "1.00", "0"])
+
+
+def test_counts_that_stay_with_the_clients_give_no_accuracy(tmp_path: Path) -> None:
+    folder = with_clients(tmp_path, [[0.8, 0.4]], [])
+    folder.write_json("partition.json", {"class_names": ["a", "b"], "counts": [], "counts_are_private": True})
+    found = section_of(folder)
+    assert not found.charts and found.table is not None
+    assert [(name, cells[0]) for name, cells in found.table.rows] == [("1", "2"), ("0", "4")]
 
 
 def test_the_table_begins_with_the_lowest_accuracy(tmp_path: Path) -> None:
