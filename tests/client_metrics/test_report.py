@@ -69,7 +69,7 @@ def test_a_client_whose_classes_have_no_test_samples_is_no_extreme(tmp_path: Pat
     median, best, worst = found.charts[0].series
     assert [[*each.y] for each in (median, best, worst)] == [[0.25]] * 3
     assert (best.name, worst.name) == ("best: client 1", "worst: client 1")
-    assert found.table is not None and found.table.rows[-1] == ("0", ["5", "1", "1", "–", "1.00", "0"])
+    assert found.table is not None and found.table.rows[-1] == ("0", ["5", "1", "2", "–", "1.00", "0"])
 
 
 def test_counts_that_stay_with_the_clients_give_no_accuracy(tmp_path: Path) -> None:
