@@ -114,11 +114,13 @@ class ExperimentConfig(Section):
         unused: dict[str, Any] = reduce(merged, absent("digested").values(), {})
         return merged(unused, data)
 
-    def changed(self) -> dict[str, Any]:
-        """The settings that differ from the defaults, those of components from the component's; by path.
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """The settings that differ from the defaults, those of components from the component's: path -> value, default.
+
+        The default is None where there is none.
 
         >>> from_dict({"client": {"lr": 0.1}, "model": {"name": "linear"}}).changed()
-        {'model.name': 'linear', 'client.lr': 0.1}
+        {'model.name': ('linear', 'mlp'), 'client.lr': (0.1, 0.05)}
         """
         data, default = self.model_dump(mode="json"), type(self)().model_dump(mode="json")
         for path, table in tables(type(self)):
@@ -126,7 +128,9 @@ class ExperimentConfig(Section):
                 name = reduce(getitem, path.split("."), data)["name"]
                 reduce(getitem, path.split("."), default).update(plugins.defaults_of(table.kind, name))
         known = dict(_leaves(default))
-        return {path: value for path, value in _leaves(data) if path not in known or known[path] != value}
+        return {
+            path: (value, known.get(path)) for path, value in _leaves(data) if path not in known or known[path] != value
+        }
 
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A validated copy with changes: `config.replace(seed=3, **{"client.lr": 0.1})`."""

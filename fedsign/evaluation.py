@@ -19,6 +19,7 @@ from fedsign.numerics import Numerics
 from fedsign.tasks.base import KeepingTask, Task
 
 Metric = Callable[[Tensor, Tensor], float]  # of outputs, or of what a KeepingTask keeps of them, and targets
+OnOutputs = Callable[[Tensor, Tensor], None]  # the same, to observe them
 _LARGEST_BATCH = 1024  # samples
 _LARGE_SAMPLE_BYTES, _SMALLEST_SHARE = 4096, 16
 _FEATURE_BYTES = 2**20  # features of a batch on a CPU: activations of larger ones fall out of the cache
@@ -37,7 +38,9 @@ class Evaluation:
     numerics: Numerics
     vocabulary_size: int | None
 
-    def evaluate(self, model: nn.Module, samples: AnySamples, *, num_threads: int) -> dict[str, float]:
+    def evaluate(
+        self, model: nn.Module, samples: AnySamples, *, num_threads: int, on_outputs: OnOutputs | None = None
+    ) -> dict[str, float]:
         """Loss and metrics by name; `num_threads` applies to CPUs only."""
         targets = samples.targets
         with torch.no_grad(), self.numerics.repeatable():
@@ -45,6 +48,8 @@ class Evaluation:
             kept = found[0] if len(found) == 1 else torch.cat(found)
             mean = self.task.loss_of if isinstance(self.task, KeepingTask) else self.task.loss
             values = {"loss": mean(kept, targets).item()}
+        if on_outputs is not None:
+            on_outputs(kept, targets)
         return values | {name: float(metric(kept, targets)) for name, metric in self.metrics}
 
     def _kept(self, model: nn.Module, samples: AnySamples, num_threads: int) -> list[Tensor]:

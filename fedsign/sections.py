@@ -294,6 +294,7 @@ def composed(table: type[SectionT], added: Iterable[tuple[str, type[Table]]]) ->
     created = create_model(
         table.__name__, __base__=tuple(bases), __module__=table.__module__, __doc__=table.__doc__, **fields
     )
+    created.no_result = frozenset().union(*(each.no_result for each in bases))
     return cast(type[SectionT], created)
 
 

@@ -25,7 +25,7 @@ from fedsign.data.partition.base import Split, split_of
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
-from fedsign.evaluation import Evaluation
+from fedsign.evaluation import Evaluation, OnOutputs
 from fedsign.extensions import extensions
 from fedsign.federation.exchange import UpdateEncoding
 from fedsign.models.transform import transforms_of
@@ -245,15 +245,21 @@ class Workload:
         return counts
 
     def evaluate(
-        self, model: nn.Module, samples: tuple[AnySamples, AnySamples | None] | None = None, *, num_threads: int = 1
+        self,
+        model: nn.Module,
+        samples: tuple[AnySamples, AnySamples | None] | None = None,
+        *,
+        num_threads: int = 1,
+        on_outputs: OnOutputs | None = None,
     ) -> dict[str, float]:
         """Loss and metrics on the test samples (or the given ones), and as `validation_...` on held-out samples.
 
-        `num_threads` threads share the batches on a CPU; results do not depend on it.
+        `num_threads` threads share the batches on a CPU; results do not depend on it.  `on_outputs` observes the
+        outputs for the test samples.
         """
         test, validation = samples or (self.dataset.test, self.dataset.validation)
         evaluate_on = partial(self._evaluation.evaluate, model.eval(), num_threads=num_threads)
-        values = evaluate_on(test)
+        values = evaluate_on(test, on_outputs=on_outputs)
         if validation is not None:
             metrics = evaluate_on(validation)
             values |= {f"validation_{name}": value for name, value in metrics.items()}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clients.working_model import WorkingModel
+from fedsign.evaluation import OnOutputs
 from fedsign.extensions import extensions
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import Failure, Tensors
@@ -25,8 +26,10 @@ Evaluate = Callable[[int, Tensors], Evaluation]
 """Evaluates a round's model, given as its tensors."""
 
 
-def evaluator_for(workload: Workload, model: WorkingModel, grid: PartitionGrid, *, num_threads: int) -> Evaluate:
-    """Return a capability's evaluator, or the server's.
+def evaluator_for(
+    workload: Workload, model: WorkingModel, grid: PartitionGrid, *, num_threads: int, on_outputs: OnOutputs
+) -> Evaluate:
+    """Return a capability's evaluator, or the server's, whose outputs `on_outputs` observes.
 
     The extension point holds functions `(workload, grid, *, num_threads)`. Each returns an object with a method
     `evaluate`,
@@ -40,6 +43,7 @@ def evaluator_for(workload: Workload, model: WorkingModel, grid: PartitionGrid, 
 
     def on_the_server(round: int, tensors: Tensors) -> Evaluation:
         model.load(tensors)
-        return Evaluation(metrics=workload.evaluate(model.module, num_threads=num_threads))
+        metrics = workload.evaluate(model.module, num_threads=num_threads, on_outputs=on_outputs)
+        return Evaluation(metrics=metrics)
 
     return on_the_server

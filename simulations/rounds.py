@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
+from torch import Tensor
 
 from clients.working_model import WorkingModel
 from fedsign.errors import ConfigError, RoundError
@@ -75,7 +76,9 @@ class RoundLoop:
         self.round = 0
         self._config = workload.config
         self._model = WorkingModel(workload.make_model(), workload.numerics)
-        self._evaluate = evaluator_for(workload, self._model, grid, num_threads=evaluation_threads)
+        self._evaluate = evaluator_for(
+            workload, self._model, grid, num_threads=evaluation_threads, on_outputs=self._on_outputs
+        )
         self._strategy = make_strategy(workload)
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
@@ -132,6 +135,10 @@ class RoundLoop:
         for metrics in columns:
             record |= metrics
         self._write(record, timings, evaluated)
+
+    def _on_outputs(self, outputs: Tensor, targets: Tensor) -> None:
+        for hook in self._hooks:
+            hook.evaluated(outputs, targets)
 
     def _train(self) -> Traffic:
         """Run one round of the strategy, and update the served and the evaluated model."""

@@ -201,7 +201,7 @@ class Dispersion:
         self._small_sum: Tensor | None = None
         self._large_sums: Tensors = {}
         self._squares = 0.0
-        self._count = 0
+        self.norms: list[float] = []  # of the clients' updates
 
     def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
         """Add one client's update u = local - received.
@@ -211,13 +211,18 @@ class Dispersion:
         self._begin(received)
         if not all(is_finite(local[name], LARGEST_VALUE) for name in self._large_sums):
             return False
+        squares = 0.0
         if self._small:
             update = (torch.cat([local[name].reshape(-1) for name in self._small]) - self._before).float()
-            if not self._take_small(update, update, local):
+            found = self._take_small(update, update, local)
+            if found is None:
                 return False
+            squares = found
         for name, total in self._large_sums.items():
-            self._squares += _add_by_blocks(total, local[name], received[name])
-        self._count += 1
+            of_large = _add_by_blocks(total, local[name], received[name])
+            self._squares += of_large
+            squares += of_large
+        self.norms.append(squares**0.5)
         return True
 
     def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
@@ -231,19 +236,24 @@ class Dispersion:
         if self._small:
             matrix = torch.cat([local[name].flatten(1) for name in self._small], dim=1)  # [K, elements]
             updates = (matrix - self._before).float()
-            if not self._take_small(updates.sum(0), updates.view(-1), local):
+            if self._take_small(updates.sum(0), updates.view(-1), local) is None:
                 return False
+            squares = [norm**2 for norm in torch.linalg.vector_norm(updates, dim=1).tolist()]
+        else:
+            squares = [0.0] * len(next(iter(local.values())))
         for name, total in self._large_sums.items():
-            for one in local[name]:
-                self._squares += _add_by_blocks(total, one, received[name])
-        self._count += len(next(iter(local.values())))
+            for row, one in enumerate(local[name]):
+                of_large = _add_by_blocks(total, one, received[name])
+                self._squares += of_large
+                squares[row] += of_large
+        self.norms += [each**0.5 for each in squares]
         return True
 
     def _begin(self, received: Mapping[str, Tensor]) -> None:
         """Prepare for a received model, which is usually the same object for all clients of a round."""
         if self._received is received:
             return
-        if not self._count:
+        if not self.norms:
             self._small = [name for name, tensor in received.items() if tensor.numel() <= _BLOCK]
             # contiguous whatever the model's memory format: _add_by_blocks adds to flattened views
             self._large_sums = {
@@ -255,26 +265,30 @@ class Dispersion:
         if self._small:
             self._before = torch.cat([received[name].reshape(-1) for name in self._small])
 
-    def _take_small(self, total: Tensor, updates: Tensor, local: Mapping[str, Tensor]) -> bool:
-        """Add a sum of updates and their squared norm, which doubles as the check: NaN and infinity propagate to it."""
+    def _take_small(self, total: Tensor, updates: Tensor, local: Mapping[str, Tensor]) -> float | None:
+        """Add a sum of updates and their squared norm, which doubles as the check: NaN and infinity propagate to it.
+
+        Returns the squared norm, or None for values that `add` refuses.
+        """
         squares = sum(torch.dot(part, part).item() for part in updates.split(_BLOCK))
         if not squares <= LARGEST_VALUE**2:
             if not all(is_finite(local[name], LARGEST_VALUE) for name in self._small):
-                return False
+                return None
             squares = updates.double().square().sum().item()  # all finite, the sum is just large
         self._squares += squares
         self._small_sum = total if self._small_sum is None else self._small_sum.add_(total)
-        return True
+        return float(squares)
 
     def metrics(self) -> tuple[float | None, float | None]:
         """(norm of the mean update, client drift): None without updates; no drift if the mean update is zero."""
-        if not self._count:
+        count = len(self.norms)
+        if not count:
             return None, None
         sums = [*([] if self._small_sum is None else [self._small_sum]), *self._large_sums.values()]
         norms = torch.stack(torch._foreach_norm(sums, 2, dtype=torch.float64)).tolist() if sums else []
-        norm = float(sum(each**2 for each in norms) ** 0.5) / self._count
+        norm = float(sum(each**2 for each in norms) ** 0.5) / count
         # max: rounding may leave a variance slightly below 0 if all updates are equal
-        return norm, float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm if norm else None
+        return norm, float(max(self._squares / count - norm**2, 0.0) ** 0.5) / norm if norm else None
 
 
 def norm_of(tensors: Mapping[str, Tensor], names: Iterable[str]) -> float:

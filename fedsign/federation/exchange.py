@@ -76,17 +76,20 @@ class Traffic:
     surplus: list[int] = field(default_factory=list)  # asked, but no longer needed
     bytes_down: int = 0
     bytes_up: int = 0
-    weighted_losses: list[tuple[int, float]] = field(default_factory=list)
+    # of the accepted replies; a client may withhold its loss
+    num_examples: list[int] = field(default_factory=list)
+    train_losses: list[float | None] = field(default_factory=list)
     dispersion: Dispersion = field(default_factory=Dispersion)
 
     def record(self) -> Record:
         """The round's record; the training loss is the clients' mean, weighted by samples."""
-        num_examples = sum(num for num, _ in self.weighted_losses)
+        weighted = [
+            (num, loss) for num, loss in zip(self.num_examples, self.train_losses, strict=True) if loss is not None
+        ]
+        num_examples = sum(num for num, _ in weighted)
         update_norm, client_drift = self.dispersion.metrics()
         return {
-            "train_loss": sum(num * loss for num, loss in self.weighted_losses) / num_examples
-            if num_examples
-            else None,
+            "train_loss": sum(num * loss for num, loss in weighted) / num_examples if num_examples else None,
             "clients": self.sent,
             "num_replies": len(self.accepted),
             "failures": [{"client": failure.partition, "reason": failure.reason} for failure in self.failures],
@@ -167,6 +170,10 @@ class RoundHook(Protocol):
         """Called after the server update and before evaluation; returns additions to the round's record."""
         return {}
 
+    def evaluated(self, outputs: Tensor, targets: Tensor) -> None:
+        """Called if the server evaluates, with the outputs for its test samples, or what the task keeps of them."""
+        return
+
     def write(self, record: Record, *, durable: bool) -> Record:
         """Called before the record is written, to write own files; returns the record as it may be published."""
         return record
@@ -203,11 +210,8 @@ class Exchange:
         traffic.accepted += partitions
         traffic.with_state += partitions if reply.has_state else []
         traffic.bytes_up += sum(tensor.nbytes for tensor in (*sent.values(), *reply.extra.values()))
-        traffic.weighted_losses += [
-            (num, each["train-loss"])
-            for num, each in zip(num_examples, metrics, strict=True)
-            if each.get("train-loss") is not None
-        ]
+        traffic.num_examples += num_examples
+        traffic.train_losses += [each.get("train-loss") for each in metrics]
 
 
 class DirectExchange(Exchange):

@@ -45,6 +45,7 @@ def render(run: summary.Run, *, live: bool = False) -> str:
         private_counts=summary.private_counts(run),
         failures=summary.failures(run),
         configuration=summary.settings_by_section(run.config),
+        changed=summary.settings_changed(run),
         config_toml=run.config_toml,
         environment=run.environment,
     )

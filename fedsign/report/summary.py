@@ -10,7 +10,7 @@ from typing import Any
 from fedsign.errors import ResultsError
 from fedsign.report import wording
 from fedsign.report.population import Population, panels
-from fedsign.storage.results import Record, RunFolder, final_value
+from fedsign.storage.results import Record, RunFolder, changed_settings, final_value
 from fedsign.storage.tags import Tags, read_tags
 
 LAST = 5
@@ -198,6 +198,19 @@ def settings_by_section(config: Mapping[str, Any]) -> list[tuple[str, list[tuple
 
     add("experiment", config)
     return sections
+
+
+def settings_changed(run: Run) -> list[tuple[str, str, str]] | None:
+    """Path, value and default of each setting that differs from its default; None for a run of an earlier version."""
+    changed = changed_settings(run.config_toml)
+    return (
+        None
+        if changed is None
+        else [
+            (path, wording.setting(value), "" if default is None else wording.setting(default))
+            for path, (value, default) in changed.items()
+        ]
+    )
 
 
 def strategy(run: Run) -> dict[str, Any]:

@@ -7,6 +7,7 @@ runs/<experiment>/<id>/
     rounds.jsonl       one chained record per round; bitwise equal whenever the run is repeated or resumed
     timings.jsonl      seconds per round, kept apart because they never repeat
     failures.jsonl     full reports of failed clients
+    clients.jsonl      metrics per round and client, unless [privacy] protects them
     findings.jsonl     likely mistakes in the data and in the course of the run
     privacy.jsonl      releases per round and the budget spent, with [privacy]
     privacy.key        the secret behind the noise, for the server alone
@@ -172,7 +173,7 @@ def create(
     experiment: str,
     seed: int,
     config_toml: str,
-    changed: Record | None = None,
+    changed: Mapping[str, Any] | None = None,
     environment: Record,
     partition: Record,
 ) -> RunFolder:
@@ -196,7 +197,7 @@ def create(
     return folder
 
 
-def update_config(folder: RunFolder, config_toml: str, changed: Record | None = None) -> None:
+def update_config(folder: RunFolder, config_toml: str, changed: Mapping[str, Any] | None = None) -> None:
     """Write the sealed configuration; in its header, the environment and the settings that are not the defaults."""
     facts = {"digest": digests.BLANK, **folder.environment}
     if changed is not None:
@@ -205,17 +206,18 @@ def update_config(folder: RunFolder, config_toml: str, changed: Record | None = 
     write_text(folder.path / "config.toml", digests.sealed(header + "\n" + config_toml))
 
 
-def changed_settings(config_toml: str) -> Record:
-    """The settings that were not the defaults when the run was started; empty for a run of an earlier version.
+def changed_settings(config_toml: str) -> dict[str, tuple[Any, Any]] | None:
+    """The settings that were not the defaults when the run was started: path -> value, default.
 
-    >>> changed_settings('# changed: {"client.lr": 0.1}\\nseed = 0')
-    {'client.lr': 0.1}
+    None for a run of an earlier version.
+
+    >>> changed_settings('# changed: {"client.lr": [0.1, 0.05]}\\nseed = 0')
+    {'client.lr': (0.1, 0.05)}
     """
     header = itertools.takewhile(lambda line: line.startswith("#"), config_toml.splitlines())
     prefix = "# changed: "
-    found = next((line.removeprefix(prefix) for line in header if line.startswith(prefix)), "{}")
-    content: Record = json.loads(found)
-    return content
+    found = next((line.removeprefix(prefix) for line in header if line.startswith(prefix)), None)
+    return None if found is None else {path: (value, default) for path, (value, default) in json.loads(found).items()}
 
 
 def open_run(path: Path) -> RunFolder:

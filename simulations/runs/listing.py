@@ -82,7 +82,7 @@ def _settings(folder: RunFolder) -> Row:
         "data": tree["data"]["name"],
         "file": data_file(tree),
         "seed": tree["seed"],
-        "changed": dict(changed_settings(text)),
+        "changed": {path: value for path, (value, _) in (changed_settings(text) or {}).items()},
     }
 
 

@@ -172,10 +172,11 @@ def test_a_stack_is_counted_like_its_clients_one_by_one() -> None:
     replies = [reply(k) for k in range(5)]
     one_by_one, stacks = exchange(*replies), exchange(stacked(*replies[3:]), stacked(*replies[:3]))
     assert taken(stacks, cohort(*range(5))) == taken(one_by_one, cohort(*range(5))) == [0, 1, 2, 3, 4]
-    for name in ("accepted", "bytes_up", "bytes_down", "weighted_losses", "sent", "with_state"):
+    for name in ("accepted", "bytes_up", "bytes_down", "num_examples", "train_losses", "sent", "with_state"):
         assert getattr(stacks.traffic, name) == getattr(one_by_one.traffic, name), name
     assert stacks.traffic.dispersion.metrics()[0] == pytest.approx(one_by_one.traffic.dispersion.metrics()[0])
     assert stacks.traffic.dispersion.metrics()[1] == pytest.approx(one_by_one.traffic.dispersion.metrics()[1])
+    assert stacks.traffic.dispersion.norms == pytest.approx(one_by_one.traffic.dispersion.norms)
 
 
 def test_what_is_not_finite_is_its_own_clients_failure() -> None:

@@ -194,15 +194,35 @@ def test_clients_have_the_priority_of_the_server(run_on: tuple[Path, int]) -> No
     assert len(list(markers.glob("niceness-*"))) == 1
 
 
+def reference_of(folder: Path, rounds: int) -> Path:
+    "The folder of the same run in process."
+    name = f"reference-{rounds}"
+    if not (folder / name).exists():
+        run_in(folder, name, is_restarted=rounds > 3)
+    (reference,) = (folder / name).glob("*/*")
+    return reference
+
+
 @pytest.mark.engines
 def test_lines_and_model_are_those_of_the_run_in_process(run_on: tuple[Path, int], user_folder: Path) -> None:
     run, rounds = run_on
-    name = f"reference-{rounds}"
-    if not (user_folder / name).exists():
-        run_in(user_folder, name, is_restarted=rounds > 3)
-    (reference,) = (user_folder / name).glob("*/*")
+    reference = reference_of(user_folder, rounds)
     for file in ("rounds.jsonl", "model.safetensors"):
         assert (run / file).read_bytes() == (reference / file).read_bytes()
+
+
+@pytest.mark.engines
+@pytest.mark.needs("client_metrics")
+def test_the_metrics_of_clients_are_those_of_the_run_in_process(run_on: tuple[Path, int], user_folder: Path) -> None:
+    "The client that failed in round 2 is not among them."
+    run, rounds = run_on
+    written = (run / "clients.jsonl").read_bytes()
+    assert written == (reference_of(user_folder, rounds) / "clients.jsonl").read_bytes()
+    assert [json.loads(line)["clients"] for line in written.splitlines()] == [
+        CLIENTS,
+        CLIENTS[1:],
+        *[CLIENTS] * (rounds - 2),
+    ]
 
 
 @pytest.mark.engines

@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
-from fedsign.config import from_dict
+from fedsign.config import ExperimentConfig, from_dict, load
 from fedsign.errors import ConfigError, ResultsError
+from fedsign.registry import KINDS
+from fedsign.report.page import render
+from fedsign.report.summary import read
+from fedsign.sections import Part, tables
 from fedsign.storage.digests import sealed_json
 from fedsign.storage.results import RunFolder, changed_settings
 from fedsign.storage.tags import Tags, read_tags, write_tags
@@ -63,7 +67,7 @@ def test_a_row_has_the_data_the_changed_settings_and_the_best_and_last_values(do
     assert row["best"] == max(accuracies) == done.rounds[row["best_round"] - 1]["accuracy"]
     assert row["last"] == pytest.approx(sum(accuracies) / len(accuracies))
     assert row["changed"]["client.lr"] == 0.02 and "client.batch_size" not in row["changed"]
-    assert row["changed"] == done.config.changed()
+    assert row["changed"] == {path: value for path, (value, _) in done.config.changed().items()}
 
 
 def test_the_best_loss_is_the_lowest_and_a_diverged_round_is_none() -> None:
@@ -72,17 +76,40 @@ def test_the_best_loss_is_the_lowest_and_a_diverged_round_is_none() -> None:
     assert listing._best(records, "accuracy") == {}
 
 
+COMPONENTS = [
+    (path, name)
+    for path, table in tables(ExperimentConfig)
+    if issubclass(table, Part)
+    for name in KINDS[table.kind].table
+]
+
+
+@pytest.mark.parametrize(("path", "name"), COMPONENTS)
+def test_the_settings_of_a_component_are_no_changes_beside_its_name(path: str, name: str) -> None:
+    try:
+        config = load(None, [f"{path}.name={name}"])
+    except ConfigError:
+        pytest.skip("it does not run with its defaults in the default experiment")
+    assert {*config.changed()} <= {f"{path}.name"}
+
+
 def test_settings_changed_are_those_that_are_not_the_components_own_defaults(done: Run) -> None:
     assert from_dict({}).changed() == {}
     other = from_dict({"model": {"name": "linear"}, "client": {"optimizer": {"name": "adam", "beta2": 0.9}}})
     assert other.changed() == {
-        "model.name": "linear",
-        "client.optimizer.name": "adam",
-        "client.optimizer.beta2": 0.9,
+        "model.name": ("linear", "mlp"),
+        "client.optimizer.name": ("adam", "sgd"),
+        "client.optimizer.beta2": (0.9, 0.999),
     }
     assert changed_settings(done.folder.config_toml) == done.config.changed()
     resumed = run({"rounds": 3}, resume=done.path)
-    assert changed_settings(resumed.folder.config_toml)["rounds"] == 3
+    assert (changed_settings(resumed.folder.config_toml) or {})["rounds"] == (3, 40)
+
+
+def test_the_page_begins_with_the_changed_settings(done: Run) -> None:
+    page = render(read(done.folder))
+    assert '<dt>client.lr</dt><dd>0.02</dd><dd class="remark">default 0.05</dd>' in page
+    assert page.index("<dt>client.lr</dt>") < page.index("All settings")
 
 
 def test_a_run_without_the_header_of_its_changes_is_listed(done: Run) -> None:
@@ -90,6 +117,7 @@ def test_a_run_without_the_header_of_its_changes_is_listed(done: Run) -> None:
     text = "".join(line for line in file.read_text().splitlines(keepends=True) if not line.startswith("#"))
     file.write_text(text)
     assert listed(done)["changed"] == {} and listed(done)["status"] == "finished"
+    assert "differ from the defaults" not in render(read(done.folder))
 
 
 def test_a_running_run_is_listed_as_such(done: Run) -> None:
@@ -194,8 +222,9 @@ def test_a_removed_run_is_gone_with_the_folder_of_its_name(done: Run, tiny: dict
 
 
 def link_to_the_run(path: Path) -> Path:
-    Path("link").symlink_to(path)
-    return Path("link")
+    link = path.with_name("link")
+    link.symlink_to(path)
+    return link
 
 
 def with_a_link_in_it(path: Path) -> Path:

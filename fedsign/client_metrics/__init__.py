@@ -1,0 +1,3 @@
+"""Metrics of each client in each round."""
+
+CLIENTS_FILE = "clients.jsonl"
