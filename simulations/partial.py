@@ -1,9 +1,11 @@
 """LoRA in a run: its aggregation in the strategy, and the aggregation error in the record of each round."""
 
+from functools import partial
+
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedsign.federation.exchange import RoundHook, Traffic
-from fedsign.partial.adapters import AdapterMean, LoraSettings
+from fedsign.partial.adapters import AdapterMean, LoraSettings, adapters_of
 from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
 from strategies.base import Strategy
@@ -24,7 +26,7 @@ def prepare(workload: Workload, strategy: FlowerStrategy) -> None:
     """Let a strategy of FedSign's aggregate adapters (extension point `strategy_transform`)."""
     settings = LoraSettings.of(workload)
     if settings is not None and isinstance(strategy, Strategy) and not strategy.own_aggregation:
-        strategy.aggregator = AdapterMean(workload, settings)
+        strategy.aggregator = AdapterMean(settings, partial(adapters_of, workload), seed=workload.config.seed)
 
 
 def round_hook(

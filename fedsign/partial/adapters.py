@@ -1,24 +1,28 @@
 """Aggregation of LoRA adapters, and its error: the server's side of `client.optimizer.name=lora`.
 
-A client's adapted matrix is W + s B_k A_k.  The mean of the clients' models is W + s P with P = sum_k p_k B_k A_k, where
-p_k are the normalized weights of the strategy.  P has a larger rank than an adapter, so no A and B give it:
+The adapted matrix of client k is W + s B_k A_k, and the mean of the clients' models is W + s P with
 
-    average  mean(B) mean(A), off by the covariance of B_k and A_k
-    ffa      A is frozen at its shared initial value and P = mean(B) A.  Sun et al. 2024 (arXiv 2403.12313)
-    flora    W + s P is the next base, and every round begins with fresh adapters.  The stacked factors
-             [p_1 B_1, p_2 B_2, ...] and [A_1; A_2; ...] give P, whatever the ranks.  Wang et al. 2024 (arXiv 2409.05976)
+    P = sum_k p_k B_k A_k,
+
+where p_k are the strategy's weights, normalized.  The rank of P is above that of an adapter, so that averaging A and B
+cannot give it.  What does:
+
+    average  nothing: mean(B) mean(A) is off by the covariance of B_k and A_k
+    ffa      P = mean(B) A, as A stays at its shared initial value.  Sun et al. 2024 (arXiv 2403.12313)
+    flora    W + s P is the next base, and the next round begins with fresh adapters.  [p_1 B_1, p_2 B_2, ...] and
+             [A_1; A_2; ...], stacked, give P, whatever the ranks.  Wang et al. 2024 (arXiv 2409.05976)
     fedex    A and B are averaged, and s (P - mean(B) mean(A)) is added to W.  Singhal et al. 2024 (arXiv 2410.09432)
 
-The *aggregation error* of a round is || Q - s P || / || s P || in the Frobenius norm over all adapted matrices, where
-s Q is what the aggregation made of it, measured on the aggregated tensors in their own dtype.  An exact aggregation
-shows their rounding.
+The *aggregation error* of a round is || Q - s P || / || s P || in the Frobenius norm over all adapted matrices, where Q
+is what the aggregation added to W, measured on its tensors in their own dtype.  An exact one shows their rounding.
 
-Clients of mixed ranks (`ranks`) train the first r_k rows of A and columns of B.  With `average`, replies are padded
-with zeros, as in HetLoRA (Cho et al. 2024, arXiv 2401.06432), but without its pruning and its weights by norm.
+Clients of mixed ranks (`ranks`) train the first r_k rows of A and columns of B.  `average` pads their replies with
+zeros, as HetLoRA does (Cho et al. 2024, arXiv 2401.06432); its pruning and its sparsity-weighted mean are not
+implemented.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -75,15 +79,16 @@ class AdapterMean(Aggregator):
 
     prefix = "adapters/"
 
-    def __init__(self, workload: Workload, settings: LoraSettings) -> None:
+    def __init__(self, settings: LoraSettings, adapters: Callable[[], Iterable[Adapter]], *, seed: int) -> None:
+        """`adapters` is called once there are replies, because it may have to build a model."""
         self.error: float | None = None
-        self._workload, self._settings = workload, settings
+        self._settings, self._adapters, self._seed = settings, adapters, seed
 
     def gather(
         self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
     ) -> Aggregate | None:
         """The weighted mean of all tensors but the adapters, and the adapters' aggregate."""
-        self.error, adapters = None, adapters_of(self._workload)
+        self.error, adapters = None, tuple(self._adapters())
         names = {name for each in adapters for name in (each.a, each.b)}
         kept: list[Tensors] = []
         weights: list[float] = []
@@ -122,7 +127,7 @@ class AdapterMean(Aggregator):
         if not self._settings.changes_base:
             return aggregate
         if self._settings.aggregation == "flora":
-            mean |= fresh(adapters, served, seed=self._workload.config.seed, round=round)
+            mean |= fresh(adapters, served, seed=self._seed, round=round)
         # the base counts as sent, or it would stay as served
         sent = dict.fromkeys((each.base for each in adapters), aggregate.num_replies)
         return replace(aggregate, mean=mean, num_sent={**aggregate.num_sent, **sent})
