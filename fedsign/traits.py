@@ -111,6 +111,7 @@ class StrategyTraits(Traits):
     proposes_update: bool = False  # has `server_update`, whose proposal a server optimizer or privacy may change
     takes_parts: bool = False  # accepts replies that hold a part of the model
     own_aggregation: str = ""  # the method with which a subclass aggregates raw replies
+    own_update: str = ""  # the method with which a subclass changes the mean
     weights_replies: bool = False  # replies may have unequal weights
     weights: tuple[float, ...] = ()  # per client
     # setting -> search range, such as {"mu": "1e-4..1:log"}; "x0.1..x10:log" is relative to the experiment's value

@@ -28,7 +28,7 @@ from fedsign.errors import ConfigError, DataError
 from fedsign.evaluation import Evaluation, OnOutputs
 from fedsign.extensions import extensions
 from fedsign.federation.exchange import UpdateEncoding
-from fedsign.models.transform import transforms_of
+from fedsign.models.transform import Transform, transforms_of
 from fedsign.models.weights import load_weights, scale_weights
 from fedsign.numerics import Numerics, device_of
 from fedsign.records import Role, roles_of
@@ -216,13 +216,20 @@ class Workload:
         model = model.to(self.device)  # only now: initial values are drawn on the CPU, the same for every device
         for each in transforms_of(model):
             each.place(model, self._shared)
-        vars(self).setdefault("roles", roles_of(model))  # saves building a large model again for its roles
+        # saves building a large model again for these
+        vars(self).setdefault("roles", roles_of(model))
+        vars(self).setdefault("transforms", transforms_of(model))
         return model
 
     @cached_property
     def roles(self) -> dict[str, Role]:
         """The role of every tensor that is sent, in `state_dict` order."""
         return roles_of(self.make_model())
+
+    @cached_property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The transforms of the experiment's models."""
+        return transforms_of(self.make_model())
 
     @cached_property
     def _shared(self) -> dict[str, Tensor]:

@@ -107,6 +107,12 @@ class Strategy(FlowerStrategy):
         return next((name for name in names if getattr(type(self), name) is not getattr(Strategy, name)), "")
 
     @property
+    def own_update(self) -> str:
+        """The overridden method that changes the mean, if any; a trait (`fedsign.traits.StrategyTraits`)."""
+        names = ("server_update", "evaluated")
+        return next((name for name in names if getattr(type(self), name) is not getattr(Strategy, name)), "")
+
+    @property
     def weights_replies(self) -> bool:
         """Whether replies may have unequal weights; a trait (`fedsign.traits.StrategyTraits`)."""
         return type(self).weight is not Strategy.weight or self.weighting != "uniform" or bool(self.weights)

@@ -11,19 +11,22 @@ to the device tensor by tensor on access, and are cached there while their param
 keeps or sends after the round is on the device of the received tensors.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clients.on_device import OnDevice
+from clients.partial.adapted_model import AdaptedModel
 from clients.working_model import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.objectives.base import LocalContext
 from fedsign.optim.base import drawing
+from fedsign.partial.adapters import LoraSettings
 from fedsign.records import Role, Tensors, TrainRequest
 from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
@@ -141,6 +144,11 @@ class PartModel(WorkingModel):
                 parameter.data = parameter.new_empty(self._shapes[name])
 
 
-def part_model(workload: Workload) -> type[WorkingModel] | None:
-    """The extension point `working_model`: PartModel if the optimizer trains a part of the model at a time."""
-    return PartModel if OptimizerTraits.of(workload.config.client.optimizer.name).trains_part else None
+def part_model(workload: Workload) -> Callable[[nn.Module, Numerics], WorkingModel] | None:
+    """The extension point `working_model`; None for models that are trained and sent whole."""
+    if OptimizerTraits.of(workload.config.client.optimizer.name).trains_part:
+        return PartModel
+    settings = LoraSettings.of(workload)
+    if settings is None or not (settings.changes_base or settings.ranks):
+        return None
+    return partial(AdaptedModel, settings=settings)

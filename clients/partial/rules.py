@@ -1,10 +1,14 @@
-"""Settings to refuse when training a part of the model at a time.
+"""Settings to refuse when training a part of the model at a time, or adapters.
 
-These are strategies that need the same tensors from every client, and differential privacy: its noise is calibrated for
-a mean over the whole cohort in every coordinate, and would be too small for a mean over few clients.
+For parts, these are strategies that need the same tensors from every client, and differential privacy: its noise is
+calibrated for a mean over the whole cohort in every coordinate, and would be too small for a mean over few clients.
+
+For adapters, they are whatever changes or keeps A and B apart from the base that they belong to, where the server
+changes that base, and aggregations that give all clients one adapter, where their ranks differ.
 """
 
 from fedsign.compatibility import Chosen, Experiment, Unless
+from fedsign.partial.adapters import LoraSettings
 from fedsign.rules import Choice, Rule
 
 PARTS = Choice[Experiment](
@@ -33,4 +37,76 @@ PARTS = Choice[Experiment](
         ),
     ),
 )
-RULES = (PARTS,)
+
+
+def _lora(experiment: Experiment) -> LoraSettings | None:
+    return LoraSettings.of(experiment.workload)
+
+
+BASE = Choice[Experiment](
+    made=lambda experiment: (settings := _lora(experiment)) and settings.changes_base,
+    given="client.optimizer.aggregation={config.client.optimizer.aggregation} changes the base model, but",
+    rules=(
+        Rule(
+            lambda experiment: not experiment.serves.proposes_update,
+            "strategy {config.strategy.name} is Flower's and aggregates A and B by itself",
+            "take one of FedSign's, such as strategy.name=fedavg",
+        ),
+        Rule(
+            lambda experiment: experiment.serves.own_aggregation or experiment.serves.own_update,
+            "strategy {config.strategy.name} has a method {found} of its own, which changes A and B alone",
+            "take one that serves the mean, such as strategy.name=fedavg",
+        ),
+        Rule(
+            lambda experiment: experiment.config.server.optimizer.is_chosen,
+            "server.optimizer.name={config.server.optimizer.name} would take steps of A and B alone",
+            "use server.optimizer.name=none",
+        ),
+        Rule(
+            lambda experiment: experiment.objective.has_state,
+            "objective '{spec.name}' keeps tensors of adapters to an earlier base",
+            "use a strategy without client state, such as strategy.name=fedavg",
+        ),
+        Rule(
+            Chosen("privacy"),
+            "{found} adds noise to A and B alone",
+            "use client.optimizer.aggregation=ffa",
+        ),
+    ),
+)
+RANKS = Choice[Experiment](
+    made=lambda experiment: (settings := _lora(experiment)) and settings.ranks,
+    given="client.optimizer.ranks was given, but",
+    rules=(
+        Rule(
+            lambda experiment: len(_ranks(experiment)) != experiment.config.partition.num_clients,
+            "has another length than the {config.partition.num_clients} clients",
+            "expected one rank for each",
+        ),
+        Rule(
+            lambda experiment: (
+                max(_ranks(experiment)) > experiment.config.client.optimizer.settings["rank"]
+                and max(_ranks(experiment))
+            ),
+            "{found} in it is above client.optimizer.rank={config.client.optimizer.rank}",
+            "raise client.optimizer.rank to the largest",
+        ),
+        Rule(
+            Unless("client.optimizer.aggregation", ("average", "flora")),
+            "{found} gives all clients one adapter",
+            "use aggregation=flora, which stacks them, or aggregation=average, which pads them with zeros",
+        ),
+        Rule(
+            Chosen("privacy"),
+            "{found} bounds an update, and cutting the adapters to a client's rank would move them after that",
+            "leave out the ranks",
+        ),
+    ),
+)
+
+
+def _ranks(experiment: Experiment) -> tuple[int, ...]:
+    return tuple(experiment.config.client.optimizer.settings["ranks"])
+
+
+RULES = (PARTS, BASE, RANKS)

@@ -12,7 +12,9 @@ CAPABILITY = Capability(
         "fedsign.optim.lora",
         "fedsign.partial",
         "clients.partial",
+        "simulations.partial",
     ),
+    columns=("aggregation_error",),
     rows={
         "optimizer": {
             "lora": ("fedsign.optim.lora:lora", "AdamW on low-rank adapters; only the adapters are sent"),
@@ -29,7 +31,9 @@ CAPABILITY = Capability(
     },
     extends={
         "client_middleware": "clients.partial.received:middleware_of",
+        "round_hook": "simulations.partial:round_hook",
         "rules": "clients.partial.rules:RULES",
+        "strategy_transform": "simulations.partial:prepare",
         "update_encoding": "fedsign.partial.updates:partial_updates",
         "working_model": "clients.partial.model:part_model",
     },

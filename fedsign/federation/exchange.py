@@ -140,6 +140,10 @@ class UpdateEncoding:
         """The tensors that a client must download to have the current global model."""
         return list(names)
 
+    def bytes_down(self, partition: int, sizes: Mapping[str, int]) -> int:
+        """The bytes that a client downloads of the global model, given the sizes of its tensors."""
+        return sum(sizes[name] for name in self.lacking(partition, sizes))
+
     def digests(self, model: Tensors) -> dict[str, str]:
         """Tensor name -> digest, by which clients find tensors in their cache that are not sent."""
         return {}
@@ -457,8 +461,7 @@ def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, encoding:
     auxiliary = sum(tensor.nbytes for tensor in shared.values())
     if encoding is None:
         return len(cohort) * (sum(sizes.values()) + auxiliary)
-    lacking = sum(sizes[name] for partition in cohort for name in encoding.lacking(partition, sizes))
-    return lacking + len(cohort) * auxiliary
+    return sum(encoding.bytes_down(partition, sizes) for partition in cohort) + len(cohort) * auxiliary
 
 
 def _kind(tensor: Tensor) -> str:

@@ -8,15 +8,17 @@ process.
 The base weights become non-persistent buffers.  Every process has them from building the model; everything else, from
 requests to checkpoints, sees the adapters as the model.  `fedsign.models.transform.plain_model` merges them again.
 
-The server averages A and B separately, and mean(B) mean(A) is not the mean of the updates B_k A_k.  With
-b_k = B_k - mean(B) and a_k = A_k - mean(A), mean(B_k A_k) = mean(B) mean(A) + mean(b_k a_k).  The last term, which is
-dropped, is second order in the client drift within a round; Sun et al. 2024 (arXiv 2403.12313) compare.
+With `aggregation=average`, the server averages A and B separately, and mean(B) mean(A) is not the mean of the updates
+B_k A_k.  With b_k = B_k - mean(B) and a_k = A_k - mean(A), mean(B_k A_k) = mean(B) mean(A) + mean(b_k a_k).  The last
+term, which is dropped, is second order in the client drift within a round.  The exact alternatives (`Aggregation`) are
+in `fedsign.partial.adapters`.  Those that change the base make the adapted matrices part of the model: persistent
+buffers, which are served and stored, but not trained.
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -32,6 +34,8 @@ from fedsign.torchvision_shim import torchvision
 from fedsign.traits import declares
 
 ALL_LINEAR = "all_linear"
+Aggregation = Literal["average", "ffa", "flora", "fedex"]
+CHANGES_BASE = ("flora", "fedex")
 _NAME = "client.optimizer.name=lora"
 
 
@@ -61,20 +65,47 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
         fan_in_fan_out=all(_is_transposed(model.get_submodule(name)) for name in names),
     )
     peft.inject_adapter_in_model(config, model)
-    _freeze(model, trained=whole)
+    _freeze(model, trained=whole, aggregation=settings.get("aggregation", "average"))
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapted layer: W + scale B A."""
+
+    layer: str  # its name in the model
+    scale: float
+    is_transposed: bool  # W is [in, out]
+    frozen_a: Tensor | None = field(default=None, compare=False)  # A, if it is not trained
+
+    @property
+    def base(self) -> str:
+        """The name of W."""
+        return _joined(self.layer, "base_layer.weight")
+
+    @property
+    def a(self) -> str:
+        """The name of A [rank, in]."""
+        return _joined(self.layer, "lora_A.default.weight")
+
+    @property
+    def b(self) -> str:
+        """The name of B [out, rank]."""
+        return _joined(self.layer, "lora_B.default.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters(Transform):
-    """A model's adapters; `frozen` names the former parameters of its base."""
+    """A model's adapters; `frozen` names the former parameters that are not trained."""
 
     frozen: tuple[str, ...]
+    adapters: tuple[Adapter, ...] = ()
 
     def place(self, model: nn.Module, shared: dict[str, Tensor]) -> None:
-        """Let all models of this process share the frozen tensors."""
+        """Let all models of this process share the frozen tensors that never change."""
         for name in self.frozen:
             owner, key = _owner(model, name)
-            setattr(owner, key, shared.setdefault(name, owner.get_buffer(key)))
+            if key in owner._non_persistent_buffers_set:
+                setattr(owner, key, shared.setdefault(name, owner.get_buffer(key)))
 
     def plain(self, model: nn.Module) -> nn.Module:
         """Merge the adapters: W_0 + (alpha / rank) B A; the shared tensors do not change."""
@@ -105,13 +136,16 @@ def lora(
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     targets: str | tuple[str, ...] = ALL_LINEAR,
     head: bool = False,
+    aggregation: Aggregation = "average",
+    ranks: tuple[Annotated[int, Field(gt=0)], ...] = (),
     beta1: Decay = 0.9,
     beta2: Decay = 0.999,
     eps: Annotated[float, Field(ge=0)] = 1e-8,
 ) -> torch.optim.Optimizer:
     """AdamW on adapters at `targets`: linear layers given by the ends of their names, or all but the head.
 
-    `head` also trains the token embedding and the head, or the classifier of other models, in full.
+    `head` also trains the token embedding and the head, or the classifier of other models, in full.  `ranks` are those
+    of the clients, `rank` at most; all clients scale by alpha / `rank`.  `aggregation`: see `fedsign.partial.adapters`.
     """
     return adamw(parameters, lr, weight_decay, beta1=beta1, beta2=beta2, eps=eps)
 
@@ -156,21 +190,53 @@ def _is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 
 
-def _freeze(model: nn.Module, *, trained: Iterable[nn.Module]) -> None:
-    """Turn all parameters except the adapters and those of `trained` into non-persistent buffers."""
+def _freeze(model: nn.Module, *, trained: Iterable[nn.Module], aggregation: str) -> None:
+    """Turn all parameters except the adapters and those of `trained` into buffers.
+
+    They are non-persistent, unless the server changes them.
+    """
     kept = {parameter for module in trained for parameter in module.parameters()}
+    layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+    adapters = [_adapter(name, layer, freezes_a=aggregation == "ffa") for name, layer in layers.items()]
+    changing = {each.base for each in adapters} if aggregation in CHANGES_BASE else set()
+    fixed = {each.a for each in adapters if each.frozen_a is not None}
     frozen = []
     # with duplicates: a tied parameter must become a buffer under each of its names
     for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
         owner, key = _owner(model, name)
         # the dot in front also finds an adapter at the root
-        if ".lora_" in f".{name}" or parameter in kept:
+        if (".lora_" in f".{name}" and name not in fixed) or parameter in kept:
             parameter.requires_grad_(True)
         else:
             del owner._parameters[key]
-            owner.register_buffer(key, parameter.detach(), persistent=False)
+            owner.register_buffer(key, parameter.detach(), persistent=name in changing)
             frozen.append(name)
-    attach(model, Adapters(tuple(frozen)))
+            if name in changing:
+                owner.register_load_state_dict_pre_hook(_adopt_weight)
+    attach(model, Adapters(tuple(frozen), tuple(adapters)))
+
+
+def _adapter(name: str, layer: Any, *, freezes_a: bool) -> Adapter:
+    frozen_a = layer.lora_A["default"].weight.detach() if freezes_a else None
+    return Adapter(name, float(layer.scaling["default"]), bool(layer.fan_in_fan_out), frozen_a)
+
+
+def _adopt_weight(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str, *_: object) -> None:
+    """Make a received base weight the buffer itself instead of copying it: nobody writes into it.
+
+    A process then holds the base once.  Loading into a tied weight would also change the layer that it is tied to.
+    """
+    given, own = tensors.get(f"{prefix}weight"), module._buffers.get("weight")
+    if given is None or own is None or given.shape != own.shape:
+        return  # loading reports it
+    if given.device == own.device and given.dtype == own.dtype:
+        module._buffers["weight"] = given
+    else:
+        module._buffers["weight"] = torch.empty_like(own)  # the copy that follows must not write into shared memory
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

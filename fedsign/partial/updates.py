@@ -24,6 +24,7 @@ from torch import Tensor
 from fedsign.errors import ReplyError, ResumeError
 from fedsign.federation import codec
 from fedsign.federation.exchange import UpdateEncoding
+from fedsign.partial.adapter_updates import adapter_updates
 from fedsign.records import Role, Tensors, TrainReply
 from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
@@ -125,8 +126,8 @@ def digest_of(tensor: Tensor) -> str:
     return hasher.hexdigest()
 
 
-def partial_updates(workload: Workload) -> PartialUpdates | None:
-    """The extension point `update_encoding`; None unless the optimizer trains a part of the model at a time."""
+def partial_updates(workload: Workload) -> UpdateEncoding | None:
+    """The extension point `update_encoding`; None if whole models are sent."""
     if not OptimizerTraits.of(workload.config.client.optimizer.name).trains_part:
-        return None
+        return adapter_updates(workload)
     return PartialUpdates(frozenset(name for name, role in workload.roles.items() if role is Role.BUFFER))

@@ -27,13 +27,13 @@ def test_the_page_on_language_models_runs_from_the_base_to_the_exported_model(
     (tmp_path / "instructions.toml").write_text(experiment.replace("rounds = 10", "rounds = 1"), encoding="utf-8")
     commands = [line for block in snippets(page, "bash") for line in block.splitlines() if line.startswith("fedsign")]
     runnable = [command for command in commands if not command.startswith("fedsign reproduce")]
-    assert [command.split()[1] for command in runnable] == ["run", "run", "export", "export"]
+    assert [command.split()[1] for command in runnable] == ["run", "run", "run", "export", "export", "export"]
     for command in runnable:
         words = [word for each in shlex.split(command)[1:] for word in sorted(map(str, Path().glob(each))) or [each]]
         done = fedsign(*words, folder=tmp_path)
         assert done.returncode == 0, done.stderr
     llm.transformers("this test")  # which says how it is imported beside a torch without CUDA
-    for folder in ("tuned", "tuned-lora"):
+    for folder in ("tuned", "tuned-lora", "tuned-flora"):
         capsys.readouterr()
         exec(compile(use.replace('"tuned"', f'"{folder}"'), page, "exec"), {})
         assert len(capsys.readouterr().out) > 10  # though so short a training leaves little to say but blank lines
