@@ -186,32 +186,9 @@ def test_a_conversation_without_a_template_has_a_heading_for_each_role() -> None
     assert shown(stream, scored=True) == "yes|no|"
 
 
-def test_a_conversation_is_written_by_the_tokenizers_template_and_its_answers_are_scored(tokenizer_folder: str) -> None:
-    tokenizer = hugging_face(tokenizer_folder)
-    stream = example({"messages": CONVERSATION}, tokenizer)
-    whole = tokenizer.chat(CONVERSATION, asks=False)
-    assert stream.tokens.tolist() == [tokenizer.start_id, *tokenizer.encode(whole)]
-    answers = "yes<|im_end|>\nno<|im_end|>\n"
-    assert stream.tokens[stream.is_scored].tolist() == tokenizer.encode(answers)
-
-
-def test_a_template_that_writes_no_end_gets_one(tmp_path: Path) -> None:
-    template = "{% for message in messages %}{{ message['content'] }};{% endfor %}"
-    tokenizer = HuggingFace(save_tokenizer(tmp_path, chat_template=template))
-    stream = example({"messages": CONVERSATION}, tokenizer)
-    assert stream.tokens[stream.is_scored].tolist() == [*tokenizer.encode("yes;no;"), tokenizer.end_id]
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("{{ messages | length }}", "writes anew with every message"),
-        ("{{ raise_exception('no system role') }}", r"refuses the conversation \(no system role\)"),
-    ],
-)
-def test_a_template_that_cannot_tell_answers_apart_is_said(tmp_path: Path, template: str, said: str) -> None:
-    tokenizer = HuggingFace(save_tokenizer(tmp_path, chat_template=template))
-    with pytest.raises(DataError, match=said):
+def test_a_template_that_refuses_a_conversation_is_said(tmp_path: Path) -> None:
+    tokenizer = HuggingFace(save_tokenizer(tmp_path, chat_template="{{ raise_exception('no system role') }}"))
+    with pytest.raises(DataError, match=r"refuses the conversation \(no system role\)"):
         example({"messages": CONVERSATION}, tokenizer)
 
 
