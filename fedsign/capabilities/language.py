@@ -11,6 +11,7 @@ CAPABILITY = Capability(
         "fedsign.models.causal_lm",
         "fedsign.models.gpt",
         "fedsign.models.hugging_face",
+        "fedsign.tasks.documents",
         "fedsign.tasks.language",
         "simulations.language",
     ),

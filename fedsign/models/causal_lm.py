@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
+from fedsign.tasks.documents import is_row_of_tokens, split
 
 _NAME = "model.name=transformers"
 _DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -43,15 +44,18 @@ class TiedHead(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """Wraps a `transformers` network as tokens [B, T] -> logits [B, T, V]."""
+    """Wraps a `transformers` network as tokens [B, T], or packed documents [B, T, 2] -> logits [B, T, V]."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Tensor:
         """Logits at every position; causal, without a key-value cache."""
-        logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
+        tokens, positions = split(rows)
+        # `transformers` tells packed documents by positions that start again, if there is no attention mask
+        packed = {} if positions is None else {"position_ids": positions}
+        logits: Tensor = self.network(input_ids=tokens, use_cache=False, **packed).logits
         return logits
 
     @property
@@ -77,7 +81,7 @@ def causal_lm(
     Raises:
         ConfigError: the library or the files are missing, or the model does not suit the data.
     """
-    if len(input_shape) != 1:
+    if not is_row_of_tokens(input_shape):
         raise ConfigError(
             f"{_NAME} takes rows of tokens, but a sample has the shape {tuple(input_shape)}; use it with data of text."
         )

@@ -38,6 +38,8 @@ def jsonl(
 ) -> Dataset:
     """Blocks [n, block_length] of tokens; lines are split into train and test by the seed, unless `test_path` is set.
 
+    With `packing`, blocks [n, block_length, 2] of tokens and their positions.
+
     Args:
         tokenizer: `byte`, or the folder of a Hugging Face tokenizer.
         score: which tokens are scored, answers or all.
