@@ -1,5 +1,6 @@
 """Conversations have exactly the tokens of the chat template, and the answers that `transformers` would mark."""
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from fedsign.data.text import libraries as llm
 from fedsign.data.text.examples import example_of
 from fedsign.data.text.hugging_face import HuggingFace
 from fedsign.data.text.jsonl import jsonl
+from fedsign.data.text.tokenizers import Bytes
 from fedsign.errors import DataError
 from tests.language.language_samples import write_lines
 
@@ -127,6 +129,89 @@ def test_tokens_and_answers_are_those_of_transformers(
     tokens, answers = tokens_and_answers(messages, ours)
     assert tokens == expected["input_ids"], "neither a start nor an end token is added"
     assert answers == [bool(each) for each in expected["assistant_masks"]] and any(answers)
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "One and two?"},
+    {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]},
+    {"role": "tool", "name": "add", "content": "3"},
+    {"role": "assistant", "content": "It is 3."},
+    {"role": "user", "content": "yes"},
+    {"role": "assistant", "content": "yes"},
+]
+CALLING = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n«{{ m.content or '' }}"
+    "{% for call in m.tool_calls or () %}<|sep|>{{ call.function | tojson }}<|sep|>{% endfor %}<|im_end|>\n»"
+    "{% elif m.role == 'tool' %}<|im_start|>tool {{ m.name }}\n{{ m.content }}<|im_end|>\n"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# a tool's result in the turn of its call
+IN_ONE_TURN = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% if loop.first or loop.previtem.role == 'user' %}"
+    "<|im_start|>{% endif %}«{% for call in m.tool_calls or () %}<|sep|>{{ call.function | tojson }}{% endfor %}»"
+    "{% if m.tool_calls %}{{ messages[loop.index].content }}{% endif %}«{{ m.content or '' }}»"
+    "{% elif m.role == 'user' %}<|im_start|>{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("marks", [False, True], ids=["found", "marked"])
+def test_tools_and_their_results_are_written_by_the_template_and_only_calls_are_answers(
+    marks: bool, tmp_path: Path
+) -> None:
+    ours, _ = load(tmp_path / "ours", CALLING, marks=marks)
+    _, theirs = load(tmp_path / "theirs", CALLING, marks=True)
+    expected = theirs.apply_chat_template(CALLS, tools=TOOLS, return_dict=True, return_assistant_tokens_mask=True)
+    for tools in (TOOLS, json.dumps(TOOLS)):
+        tokens, answers = tokens_and_answers(CALLS, ours, tools=tools)
+        assert tokens == expected["input_ids"]
+        assert answers == [bool(each) for each in expected["assistant_masks"]]
+    scored = ours.decode(token for token, answer in zip(tokens, answers, strict=True) if answer)
+    assert '"arguments": {"a": 1}' in scored and "It is 3." in scored
+    assert tokens_and_answers(CALLS, ours)[0] == theirs.apply_chat_template(CALLS)["input_ids"] != tokens
+
+
+def test_a_template_that_writes_a_tools_result_into_an_answer_has_to_mark_it(tmp_path: Path) -> None:
+    ours, _ = load(tmp_path / "ours", IN_ONE_TURN)
+    with pytest.raises(DataError, match=r"does not tell answers from the rest"):
+        tokens_and_answers(CALLS, ours)
+    marked, theirs = load(tmp_path / "marked", IN_ONE_TURN, marks=True)
+    expected = theirs.apply_chat_template(CALLS, return_dict=True, return_assistant_tokens_mask=True)
+    tokens, answers = tokens_and_answers(CALLS, marked)
+    assert tokens == expected["input_ids"] and answers == [bool(each) for each in expected["assistant_masks"]]
+
+
+def test_a_line_sets_what_the_template_reads(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% if loud %}!{% endif %}<|im_end|>{% endfor %}"
+    ours, theirs = load(tmp_path, template)
+    messages = CONVERSATIONS["two_turns"]
+    tokens, _ = tokens_and_answers(messages, ours, chat_template_kwargs={"loud": True})
+    assert (
+        tokens == theirs.apply_chat_template(messages, loud=True)["input_ids"] != tokens_and_answers(messages, ours)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"tools": "add"}, "has tools that are not JSON"),
+        ({"tools": {"name": "add"}}, "has tools=.*; expected a list of JSON schemas"),
+        ({"chat_template_kwargs": ["loud"]}, "has chat_template_kwargs=.*; expected names and values in braces"),
+    ],
+)
+def test_what_a_template_cannot_read_is_said(line: dict[str, Any], said: str, tmp_path: Path) -> None:
+    ours, _ = load(tmp_path, CALLING)
+    with pytest.raises(DataError, match=said):
+        tokens_and_answers(CALLS, ours, **line)
+
+
+def test_without_a_template_a_tool_has_a_heading() -> None:
+    messages = [CALLS[0], *CALLS[2:4]]
+    stream = example_of({"messages": messages}, Bytes(), prompt="alpaca", score="answer", owner=0)
+    assert "### Tool:\n3\n\n### Assistant:\nIt is 3." in Bytes().decode(stream.tokens.tolist())
+    assert Bytes().decode(stream.tokens[stream.is_scored].tolist()) == "It is 3."
 
 
 def test_all_of_a_conversation_is_scored_where_that_is_asked_for(tmp_path: Path) -> None:

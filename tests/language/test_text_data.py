@@ -208,7 +208,16 @@ def test_a_template_that_refuses_a_conversation_is_said(tmp_path: Path) -> None:
         ('{"instruction": "a", "output": 3}', "line 2 of .* has output='3'; expected a text"),
         ('{"instruction": "a"}', "line 2 of .* has no output"),
         ('{"messages": "a"}', "line 2 of .* has messages of type str"),
-        ('{"messages": [{"role": "tool", "content": "a"}]}', r"line 2 of .* has the message .* expected a role"),
+        ('{"messages": [{"role": "tool", "content": 3}]}', r"line 2 of .* has the message .* expected a role"),
+        ('{"messages": [{"role": "assistant"}]}', r"line 2 of .* has the message .* expected a role"),
+        (
+            '{"messages": [{"role": "critic", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+            r"line 2 of .* has the role 'critic'; expected one of system, .*, or use a tokenizer with a chat template",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "tool_calls": [{}]}]}',
+            r"line 2 of .* has tools, which only a chat template can write; use a tokenizer with a chat template",
+        ),
         ('{"messages": [{"role": "user", "content": "a"}]}', "line 2 of .* none is the assistant's"),
     ],
 )

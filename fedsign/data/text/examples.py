@@ -24,7 +24,7 @@ from fedsign.errors import DataError
 
 Prompt = Literal["alpaca", "short"]
 Score = Literal["answer", "all"]
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")  # with headings; a chat template may know others
 _FIRST = {
     False: "Below is an instruction that describes a task. Write a response that appropriately completes the "
     "request.\n\n",
@@ -51,6 +51,7 @@ def example_of(entry: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt
         messages = _messages(entry["messages"])
         if isinstance(tokenizer, HuggingFace) and tokenizer.has_chat_template:
             return templated(conversation_of(entry), tokenizer, scores_all=score == "all", owner=owner)
+        _check_plain(entry)
         pieces = list(_plain(messages))
     elif "instruction" in entry:
         pieces = _alpaca(entry, prompt)
@@ -78,19 +79,35 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
     return value or ""
 
 
-def _messages(given: Any) -> Sequence[Mapping[str, str]]:
-    """Check a conversation: each message has a role and a text, and at least one is an answer."""
+def _messages(given: Any) -> Sequence[Mapping[str, Any]]:
+    """Check a conversation: each message has a role and a text or tool calls, and at least one is an answer."""
     if not isinstance(given, list):
         raise DataError(f"has messages of type {type(given).__name__}; expected a list of messages.")
     for each in given:
-        if not (isinstance(each, dict) and isinstance(each.get("content"), str) and each.get("role") in ROLES):
+        if not _is_message(each):
             raise DataError(
-                f"has the message {str(each)[:80]}; expected a role ({', '.join(ROLES)}) and a content, which is "
-                "a text."
+                f"has the message {str(each)[:80]}; expected a role and a content, which is a text, or tool_calls."
             )
-    if not any(each["role"] == "assistant" and each["content"] for each in given):
+    if not any(each["role"] == "assistant" and (each.get("content") or each.get("tool_calls")) for each in given):
         raise DataError("has messages of which none is the assistant's, so that a model could learn nothing of them.")
     return given
+
+
+def _is_message(given: Any) -> bool:
+    if not (isinstance(given, dict) and isinstance(given.get("role"), str)):
+        return False
+    content = given.get("content")
+    return isinstance(content, str) or (content is None and bool(given.get("tool_calls")))
+
+
+def _check_plain(entry: Mapping[str, Any]) -> None:
+    """Check that headings say all of a conversation, where there is no chat template."""
+    remedy = "use a tokenizer with a chat template (data.tokenizer)"
+    for each in entry["messages"]:
+        if each["role"] not in ROLES:
+            raise DataError(f"has the role {each['role']!r}; expected one of {', '.join(ROLES)}, or {remedy}.")
+    if entry.get("tools") or any(each.get("tool_calls") for each in entry["messages"]):
+        raise DataError(f"has tools, which only a chat template can write; {remedy}.")
 
 
 def _plain(messages: Sequence[Mapping[str, str]]) -> Iterator[Piece]:
