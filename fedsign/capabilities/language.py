@@ -9,6 +9,7 @@ CAPABILITY = Capability(
         "fedsign.metrics.perplexity",
         "fedsign.metrics.token_accuracy",
         "fedsign.models.causal_lm",
+        "fedsign.models.causal_roles",
         "fedsign.models.gpt",
         "fedsign.models.hugging_face",
         "fedsign.tasks.documents",

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
+from fedsign.models.causal_roles import roles_of_network
 from fedsign.tasks.documents import is_row_of_tokens, split
 
 _NAME = "model.name=transformers"
@@ -46,9 +47,10 @@ class TiedHead(nn.Module):
 class CausalLM(nn.Module):
     """Wraps a `transformers` network as tokens [B, T], or packed documents [B, T, 2] -> logits [B, T, V]."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, *, path: str = "") -> None:
         super().__init__()
         self.network = network
+        self._path = path  # the folder of its weights, if it does not start at random
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits at every position; causal, without a key-value cache."""
@@ -63,6 +65,20 @@ class CausalLM(nn.Module):
         """The input embedding and the output head."""
         network: Any = self.network
         return network.get_input_embeddings(), network.get_output_embeddings()
+
+    @property
+    def model_roles(self) -> dict[str, Any] | None:
+        """Fields of `fedsign.parameterization.roles.ModelRoles`, for families whose roles are known.
+
+        Raises:
+            ConfigError: a parameterization would draw the weights of a folder anew.
+        """
+        if self._path:
+            raise ConfigError(
+                f"model.path='{self._path}' was given with a parameterization, which would draw its weights anew; set "
+                f"model.config='{self._path}' for a random start, or parameterization.name=none."
+            )
+        return roles_of_network(self.network, "network")
 
 
 def causal_lm(
@@ -98,7 +114,7 @@ def causal_lm(
         if checkpoint_activations:
             _checkpoint(network)
     untie(network)
-    return CausalLM(network)
+    return CausalLM(network, path=path)
 
 
 def read_config(library: Any, path: Path, *, key: str) -> Any:
