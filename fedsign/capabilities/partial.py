@@ -10,6 +10,7 @@ CAPABILITY = Capability(
         "fedsign.optim.layer_draws",
         "fedsign.optim.lisa",
         "fedsign.optim.lora",
+        "fedsign.optim.lora_experts",
         "fedsign.partial",
         "clients.partial",
         "simulations.partial",

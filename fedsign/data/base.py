@@ -41,7 +41,8 @@ class Source(Protocol):
 class Samples:
     """Features [n, ...] (float) and targets [n] (int64 class labels, or real values), in memory.
 
-    For text: tokens [n, T] (int64), with the next tokens [n, T] as targets, -100 where a token is not scored.
+    For text: tokens [n, T] (int64), or [n, T, 2] with their positions in packed documents, with the next tokens [n, T]
+    as targets, -100 where a token is not scored.
     `owners` [n] (int64, from 0) assigns samples to natural clients; None if there are none.
     """
 

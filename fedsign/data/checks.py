@@ -151,21 +151,22 @@ def _check_features(samples: AnySamples, prefix: str) -> None:
 
 
 def _check_tokens(samples: AnySamples, vocabulary_size: int, prefix: str) -> None:
-    """Check blocks of tokens and next tokens [n, T], in memory."""
+    """Check blocks of tokens [n, T] or [n, T, 2] and next tokens [n, T], in memory."""
     if isinstance(samples, LazySamples):
         raise DataError(
             f"{prefix} text that is fetched batch by batch; expected blocks of tokens in memory: give Samples."
         )
     features, targets = samples.features, samples.targets
-    if (features.dtype, features.ndim, features.shape) != (
-        torch.int64,
-        2,
-        targets.shape,
-    ) or targets.dtype != torch.int64:
+    shapes = [(*targets.shape,), (*targets.shape, 2)]
+    if not features.dtype == targets.dtype == torch.int64 or targets.ndim != 2 or features.shape not in shapes:
         raise DataError(
             f"{prefix} text as {features.dtype} of shape {list(features.shape)} with targets of "
-            f"{targets.dtype} and {list(targets.shape)}; expected torch.int64 [blocks, block length] for both."
+            f"{targets.dtype} and {list(targets.shape)}; expected torch.int64 [blocks, block length] for both, or "
+            "[blocks, block length, 2] for tokens with positions."
         )
+    if features.ndim == 3:
+        features, positions = features.unbind(dim=-1)
+        _check_positions(positions, prefix)
     scored = targets[targets != IGNORED]
     if not len(scored):
         raise DataError(
@@ -175,6 +176,15 @@ def _check_tokens(samples: AnySamples, vocabulary_size: int, prefix: str) -> Non
         raise DataError(
             f"{prefix} tokens that are not from 0 to {vocabulary_size - 1}, as its tokenizer's are; use the same "
             "tokenizer for both."
+        )
+
+
+def _check_positions(positions: Tensor, prefix: str) -> None:
+    steps = positions.diff(dim=1, prepend=positions.new_full((len(positions), 1), -1))
+    if not ((positions == 0) | (steps == 1)).all():
+        raise DataError(
+            f"{prefix} text with positions that do not count the tokens of each document; expected 0, 1, 2 ... from "
+            "the start of each block, and 0 again where a document begins."
         )
 
 

@@ -153,7 +153,7 @@ def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
         features = torch.zeros(0, *frame.input_shape)
         targets = torch.zeros(0, dtype=torch.int64 if frame.class_names else torch.float32)
         if frame.text is not None:
-            features = targets = features.long()
+            features, targets = features.long(), torch.zeros(0, *frame.input_shape[:1], dtype=torch.int64)
         parts = {0: Samples(features=features, targets=targets)}
     owners = torch.cat([torch.full((len(part),), site) for site, part in parts.items()])
     # the usual case at a node: one site, whose samples need not be copied

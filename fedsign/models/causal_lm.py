@@ -19,6 +19,8 @@ from torch.nn import functional
 
 from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
+from fedsign.models.causal_roles import roles_of_network
+from fedsign.tasks.documents import is_row_of_tokens, split
 
 _NAME = "model.name=transformers"
 _DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -43,15 +45,19 @@ class TiedHead(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """Wraps a `transformers` network as tokens [B, T] -> logits [B, T, V]."""
+    """Wraps a `transformers` network as tokens [B, T], or packed documents [B, T, 2] -> logits [B, T, V]."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, *, path: str = "") -> None:
         super().__init__()
         self.network = network
+        self._path = path  # the folder of its weights, if it does not start at random
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Tensor:
         """Logits at every position; causal, without a key-value cache."""
-        logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
+        tokens, positions = split(rows)
+        # `transformers` tells packed documents by positions that start again, if there is no attention mask
+        packed = {} if positions is None else {"position_ids": positions}
+        logits: Tensor = self.network(input_ids=tokens, use_cache=False, **packed).logits
         return logits
 
     @property
@@ -59,6 +65,20 @@ class CausalLM(nn.Module):
         """The input embedding and the output head."""
         network: Any = self.network
         return network.get_input_embeddings(), network.get_output_embeddings()
+
+    @property
+    def model_roles(self) -> dict[str, Any] | None:
+        """Fields of `fedsign.parameterization.roles.ModelRoles`, for families whose roles are known.
+
+        Raises:
+            ConfigError: a parameterization would draw the weights of a folder anew.
+        """
+        if self._path:
+            raise ConfigError(
+                f"model.path='{self._path}' was given with a parameterization, which would draw its weights anew; set "
+                f"model.config='{self._path}' for a random start, or parameterization.name=none."
+            )
+        return roles_of_network(self.network, "network")
 
 
 def causal_lm(
@@ -77,7 +97,7 @@ def causal_lm(
     Raises:
         ConfigError: the library or the files are missing, or the model does not suit the data.
     """
-    if len(input_shape) != 1:
+    if not is_row_of_tokens(input_shape):
         raise ConfigError(
             f"{_NAME} takes rows of tokens, but a sample has the shape {tuple(input_shape)}; use it with data of text."
         )
@@ -94,7 +114,7 @@ def causal_lm(
         if checkpoint_activations:
             _checkpoint(network)
     untie(network)
-    return CausalLM(network)
+    return CausalLM(network, path=path)
 
 
 def read_config(library: Any, path: Path, *, key: str) -> Any:

@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedsign.errors import ConfigError
 from fedsign.models.head import Width
+from fedsign.tasks.documents import attention_mask, is_row_of_tokens, split
 
 # B = samples in a batch, T = tokens in a sample, V = tokens in the vocabulary
 Activation = Literal["gelu", "swiglu"]
@@ -65,14 +66,20 @@ class Attention(nn.Module):
         self.scale = head_width**-0.5  # of the attention logits
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """[B, T, width] -> [B, T, width]."""
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None = None) -> Tensor:
+        """[B, T, width] -> [B, T, width]; a mask [B, 1, T, T] replaces the causal one."""
         query = self._heads(self.query(x), self.num_heads)
         key, value = (self._heads(layer(x), self.num_kv_heads) for layer in (self.key, self.value))
         if rotation is not None:
             query, key = rotated(query, *rotation), rotated(key, *rotation)
         heads = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=self.scale, enable_gqa=self.num_kv_heads != self.num_heads
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=self.num_kv_heads != self.num_heads,
         )
         mixed: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # [B, num, T, head width] -> [B, T, width]
         return mixed
@@ -109,9 +116,9 @@ class Block(nn.Module):
         self.ffn = ffn
         self.dropout = dropout_of(dropout)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None = None) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), rotation))
+        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, mask))
         summed: Tensor = x + self.dropout(self.ffn(self.ffn_norm(x)))
         return summed
 
@@ -149,7 +156,7 @@ class GPT(nn.Module):
         init_std: Annotated[float, Field(gt=0)] = 0.02,
         checkpoint_activations: bool = False,
     ) -> None:
-        if len(input_shape) != 1:
+        if not is_row_of_tokens(input_shape):
             raise ConfigError(
                 f"model.name=gpt takes rows of tokens, but a sample has the shape {tuple(input_shape)}; "
                 "use it with data of text."
@@ -178,19 +185,22 @@ class GPT(nn.Module):
         self.head = None if tied else Linear(width, num_outputs, bias=False)
         self.initialize()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, T] -> logits [B, T, vocabulary].
+    def forward(self, rows: Tensor) -> Tensor:
+        """Tokens [B, T], or [B, T, 2] with positions of packed documents -> logits [B, T, vocabulary].
 
         Raises:
             ConfigError: a row has more tokens than there are learned positions.
         """
+        tokens, positions = split(rows)
+        mask = None if positions is None else attention_mask(positions)
         x, rotation = self.embedding(tokens), None
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
         if self.positions is None:
             rotation = rotations(positions, self.head_width, self.rotary_base)
-        elif len(positions) > self.num_positions:
+        elif tokens.shape[1] > self.num_positions:
             raise ConfigError(
-                f"a sample of {len(positions)} tokens was given to model.name=gpt with {self.num_positions} learned "
+                f"a sample of {tokens.shape[1]} tokens was given to model.name=gpt with {self.num_positions} learned "
                 "positions; give shorter samples, raise model.num_positions, or use model.positions=rotary, "
                 "which has no end."
             )
@@ -200,7 +210,7 @@ class GPT(nn.Module):
         keeps_little = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         for block in self.blocks:
             # reentrant checkpoints skip the gradients of a block whose input needs none (a frozen embedding, LoRA)
-            x = checkpoint(block, x, rotation, use_reentrant=False) if keeps_little else block(x, rotation)
+            x = checkpoint(block, x, rotation, mask, use_reentrant=False) if keeps_little else block(x, rotation, mask)
         x = self.norm(x)
         logits: Tensor = functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
         return logits
@@ -252,11 +262,16 @@ def dropout_of(rate: float) -> nn.Module:
 
 
 def rotations(positions: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, head_width] of position x base^(-2i / head_width), in float32 as in `transformers`."""
+    """Cosines and sines of position x base^(-2i / head_width), in float32 as in `transformers`.
+
+    [T, head_width] of positions [T], and [B, 1, T, head_width] of positions [B, T].
+    """
     exponents = torch.arange(0, head_width, 2, device=positions.device).float() / head_width
     # bf16 represents integers exactly only up to 256; later positions would share their angles
-    angles = positions.float()[:, None] * (1.0 / base**exponents)
-    angles = torch.cat([angles, angles], dim=1)  # coordinates i and i + half share an angle
+    angles = positions.float()[..., None] * (1.0 / base**exponents)
+    angles = torch.cat([angles, angles], dim=-1)  # coordinates i and i + half share an angle
+    if positions.dim() == 2:
+        angles = angles[:, None]  # the same for all heads
     return angles.cos(), angles.sin()
 
 

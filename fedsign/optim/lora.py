@@ -5,6 +5,9 @@ W_0 x + (alpha / rank) B A x.  A [rank, in] starts Kaiming-uniform and B [out, r
 its base bit for bit.  The layers come from `peft` (extra `llm`); the experiment's seed initializes them alike in every
 process.
 
+Experts that `transformers` stores as one tensor [num, ...] have adapters A [num rank, in] and B [out, num rank], as in
+`peft` (`target_parameters`; `fedsign.optim.lora_experts`).  Dropout does not apply to them: it acts on a layer's input.
+
 The base weights become non-persistent buffers.  Every process has them from building the model; everything else, from
 requests to checkpoints, sees the adapters as the model.  `fedsign.models.transform.plain_model` merges them again.
 
@@ -15,9 +18,11 @@ in `fedsign.partial.adapters`.  Those that change the base make the adapted matr
 buffers, which are served and stored, but not trained.
 """
 
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import torch
@@ -29,6 +34,7 @@ from fedsign.extras import require
 from fedsign.models.features import classifier_of
 from fedsign.models.transform import Transform, attach
 from fedsign.optim.adamw import Decay, adamw
+from fedsign.optim.lora_experts import experts_of, keep_bases
 from fedsign.registry import nearest
 from fedsign.torchvision_shim import torchvision
 from fedsign.traits import declares
@@ -48,7 +54,14 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
     torchvision()  # installs the shim: `peft` imports torchvision, which fails beside a torch without CUDA
     peft = require("peft", extra="llm", feature=_NAME)
     ends = _ends(model)
-    names = _targets(model, settings["targets"], ends)
+    names, experts = _targets(model, settings["targets"], ends, has_dropout=settings["dropout"] > 0)
+    aggregation, ranks = settings.get("aggregation", "average"), settings.get("ranks", ())
+    if experts and (aggregation != "average" or ranks):
+        raise ConfigError(
+            f"client.optimizer.aggregation={aggregation} and ranks={list(ranks)} were given, but '{experts[0]}' holds "
+            "experts, whose adapters are averaged with one rank; use aggregation=average and ranks=[], or leave experts "
+            "out of client.optimizer.targets."
+        )
     whole = list(ends.values()) if settings["head"] else []
     both = [name for name in names if name in ends and settings["head"]]
     if both:
@@ -61,11 +74,14 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
         lora_alpha=settings["alpha"],
         lora_dropout=settings["dropout"],
         # peft matches a string as a regex on the full name, but the entries of a list as suffixes
-        target_modules="|".join(map(re.escape, names)),
-        fan_in_fan_out=all(_is_transposed(model.get_submodule(name)) for name in names),
+        target_modules="|".join(map(re.escape, names)) if names else [],
+        target_parameters=experts or None,
+        fan_in_fan_out=bool(names) and all(_is_transposed(model.get_submodule(name)) for name in names),
     )
     peft.inject_adapter_in_model(config, model)
-    _freeze(model, trained=whole, aggregation=settings.get("aggregation", "average"))
+    if experts:
+        keep_bases(model, peft.tuners.lora.layer.ParamWrapper)
+    _freeze(model, trained=whole, aggregation=aggregation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +134,14 @@ class Adapters(Transform):
             if not hasattr(layer, "lora_A"):
                 continue
             base: Any = layer.get_base_layer()
+            key = getattr(layer, "parameter_name", "weight")
+            weight = getattr(base, key)
             with torch.no_grad():
                 # out of place: all models of this process share W_0
-                base.weight = nn.Parameter(base.weight + layer.get_delta_weight("default").to(base.weight))
-            model.set_submodule(name, base)
+                setattr(base, key, nn.Parameter(weight + layer.get_delta_weight("default").to(weight)))
+            # adapters of several tensors of a module are nested, and the outermost one comes first
+            if not name.endswith(".base_layer"):
+                model.set_submodule(name, base)
         return model
 
 
@@ -142,7 +162,7 @@ def lora(
     beta2: Decay = 0.999,
     eps: Annotated[float, Field(ge=0)] = 1e-8,
 ) -> torch.optim.Optimizer:
-    """AdamW on adapters at `targets`: linear layers given by the ends of their names, or all but the head.
+    """AdamW on adapters at `targets`: linear layers and experts given by the ends of their names, or all but the head.
 
     `head` also trains the token embedding and the head, or the classifier of other models, in full.  `ranks` are those
     of the clients, `rank` at most; all clients scale by alpha / `rank`.  `aggregation`: see `fedsign.partial.adapters`.
@@ -157,28 +177,66 @@ def _ends(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if any(module is end for end in layers)}
 
 
-def _targets(model: nn.Module, given: str | Iterable[str], ends: Mapping[str, nn.Module]) -> list[str]:
+def _targets(
+    model: nn.Module, given: str | Iterable[str], ends: Mapping[str, nn.Module], *, has_dropout: bool
+) -> tuple[list[str], list[str]]:
+    """The linear layers and the tensors of experts to adapt; names those that `all_linear` does not cover."""
     wanted = [given] if isinstance(given, str) else list(given)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) or _is_transposed(module)]
-    targets = [name for name in linear if any(_is_at(name, target) for target in wanted)]
+    experts = experts_of(model)
+    all_names = (*linear, *experts)
+    layers, tensors = ([name for name in names if _is_named(name, wanted)] for names in (linear, experts))
+    if has_dropout and tensors:
+        raise ConfigError(
+            f"client.optimizer.dropout was given, but '{tensors[0]}' holds experts, to which dropout does not apply; "
+            "set client.optimizer.dropout=0, or leave experts out of client.optimizer.targets."
+        )
     if ALL_LINEAR in wanted:
-        targets = [name for name in linear if name in targets or name not in ends]
-    lost = [each for each in wanted if each != ALL_LINEAR and not any(_is_at(name, each) for name in linear)]
-    if lost or not targets:
+        layers = [name for name in linear if name in layers or name not in ends]
+        tensors = [] if has_dropout else experts
+        _warn_of_uncovered(model, {f"{name}.weight" for name in linear} | set(tensors), ends)
+    lost = [each for each in wanted if each != ALL_LINEAR and not any(_is_at(name, each) for name in all_names)]
+    if lost or not (layers or tensors):
         missing = next(iter(lost or wanted), "")
-        last = sorted({name.rpartition(".")[2] for name in linear})
+        last = sorted({name.rpartition(".")[2] for name in all_names})
         raise ConfigError(
             f"client.optimizer.targets={wanted} was given, but the {type(model).__name__} has no linear layer "
             f"'{missing}'.{nearest(missing, last)} Expected {ALL_LINEAR} or names that end in some of "
             f"{', '.join(last)}."
         )
-    hooked = [name for name in targets if model.get_submodule(name)._forward_hooks]
+    hooked = [name for name in layers if model.get_submodule(name)._forward_hooks]
     if hooked:
         raise ConfigError(
             f"{_NAME} was given, but the layer '{hooked[0]}' is changed by the strategy already, "
             "and an adapter would lie beside it; use another strategy or another optimizer."
         )
-    return targets
+    return layers, tensors
+
+
+def _warn_of_uncovered(model: nn.Module, covered: Container[str], ends: Mapping[str, nn.Module]) -> None:
+    """Name the matrices that stay as they are, except embeddings, head, and classifier."""
+    left: dict[str, str] = {}  # one of each kind
+    for name, parameter in model.named_parameters():
+        owner, key = _owner(model, name)
+        is_end = name.rpartition(".")[0] in ends or isinstance(owner, nn.Embedding)
+        # biases of experts have a row for each
+        if parameter.dim() > 1 and not (name in covered or is_end or key.endswith("bias")):
+            left.setdefault(f"{type(owner).__name__}.{key}", name)
+    if left:
+        _warn(
+            f"client.optimizer.targets={ALL_LINEAR} leaves {', '.join(left.values())} and others of their kind without "
+            "an adapter, which needs a linear layer, or experts and client.optimizer.dropout=0."
+        )
+
+
+@cache
+def _warn(said: str) -> None:
+    """Once in a process, which builds a model several times."""
+    logging.getLogger("fedsign").warning(said)
+
+
+def _is_named(name: str, wanted: Iterable[str]) -> bool:
+    return any(_is_at(name, each) for each in wanted)
 
 
 def _is_at(name: str, target: str) -> bool:
@@ -197,6 +255,8 @@ def _freeze(model: nn.Module, *, trained: Iterable[nn.Module], aggregation: str)
     """
     kept = {parameter for module in trained for parameter in module.parameters()}
     layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+    if any(hasattr(layer, "parameter_name") for layer in layers.values()):
+        layers = {}  # the delta of experts is no product of two matrices: the aggregation error is not measured
     adapters = [_adapter(name, layer, freezes_a=aggregation == "ffa") for name, layer in layers.items()]
     changing = {each.base for each in adapters} if aggregation in CHANGES_BASE else set()
     fixed = {each.a for each in adapters if each.frozen_a is not None}

@@ -11,6 +11,10 @@ nested: a lower density selects a subset of a higher one.  `exact` uses 32 bits 
 position.  It relies only on bits that NumPy guarantees.  If two versions drew different masks, the number of weights
 would still match, and nobody would notice.
 
+A tensor keeps at least one weight, that with the smallest u, so that masks stay nested and those of stored runs do not
+change.  An empty tensor would cut the network in two for ever ("layer collapse", Tanaka et al. 2020, arXiv 2006.05467,
+which demands one weight per layer); Dey et al. do not say what happens at such densities.
+
 Absent weights start at 0 and stay 0: their gradients are 0, and no optimizer here, weight decay, or penalty relative to
 the received model moves a zero weight with a zero gradient.  Rules that change masks during training
 (`fedsign.parameterization.sparsity`) are limited to a single client and round.
@@ -132,10 +136,13 @@ def mask_of(seed: int, name: str, shape: tuple[int, ...], density: float, *, dra
     (1030, 1024)
     """
     if draw == "bernoulli":
-        is_present = named_generator(seed, Purpose.MASKS, name).random(shape, dtype=np.float32) < density
+        uniform = named_generator(seed, Purpose.MASKS, name).random(shape, dtype=np.float32)
+        is_present = uniform < density
+        if density > 0 and not is_present.any():
+            is_present.flat[uniform.argmin()] = True
     else:
         drawn = named_words(seed, Purpose.MASKS, name, num=prod(shape))
-        is_present = _smallest(drawn, round(density * drawn.size)).reshape(shape)
+        is_present = _smallest(drawn, max(round(density * drawn.size), int(density > 0))).reshape(shape)
     return Mask(torch.from_numpy(is_present))
 
 

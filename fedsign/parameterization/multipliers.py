@@ -35,13 +35,13 @@ def multiply(model: nn.Module, plan: Plan) -> None:
         _multiply_pass(model.get_submodule(name), plan.output, of_output=plan.roles.output_is_a_norm)
     for name, scale in plan.attention.items():
         module = model.get_submodule(name)
-        if not isinstance(getattr(module, "scale", None), float):
+        key = plan.roles.attention_scale
+        if not isinstance(getattr(module, key, None), float):
             raise ConfigError(
-                f"model_roles.attention names '{name}', a {type(module).__name__} without a number `scale`; "
-                "let it multiply "
-                "its logits by self.scale."
+                f"model_roles.attention names '{name}', a {type(module).__name__} without a number `{key}`; "
+                f"let it multiply its logits by self.{key}."
             )
-        vars(module)["scale"] = scale
+        vars(module)[key] = scale
 
 
 def _multiply_pass(module: nn.Module, factor: float, *, of_output: bool) -> None:
@@ -71,8 +71,9 @@ def folded(model: nn.Module, plan: Plan) -> nn.Module:
     roles = plan.roles
     if not roles.output_is_a_norm:
         raise ConfigError(
-            f"the model ({type(model).__name__}) is parameterized, but only a gpt's multipliers can be put into its "
-            "weights; keep it as a run, or train with parameterization.name=none."
+            f"the model ({type(model).__name__}) is parameterized, but only the multipliers of a gpt or of a known "
+            "model of transformers can be put into its weights; keep it as a run, or train with "
+            "parameterization.name=none."
         )
     plain = copy.deepcopy(model)
     for module in plain.modules():
@@ -87,8 +88,8 @@ def folded(model: nn.Module, plan: Plan) -> nn.Module:
         for name, scale in plan.attention.items():
             usual = roles.attention[name] ** -0.5
             # weight and bias, since the scale applies to the whole query
-            _scale(plain, (f"{name}.query",), scale / usual)
-            vars(plain.get_submodule(name))["scale"] = usual
+            _scale_queries(plain.get_submodule(f"{name}.{roles.query}"), scale / usual, roles.num_fused_heads)
+            vars(plain.get_submodule(name))[roles.attention_scale] = usual
     return plain
 
 
@@ -96,3 +97,10 @@ def _scale(model: nn.Module, names: tuple[str, ...], factor: float) -> None:
     for name in names:
         for parameter in model.get_submodule(name).parameters():
             parameter.mul_(factor)
+
+
+def _scale_queries(module: nn.Module, factor: float, num_fused_heads: int) -> None:
+    for parameter in module.parameters():
+        # [heads x (query, key, value) x head width, ...]
+        rows = parameter.unflatten(0, (num_fused_heads, 3, -1))[:, 0] if num_fused_heads else parameter
+        rows.mul_(factor)

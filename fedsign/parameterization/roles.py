@@ -43,7 +43,9 @@ class ModelRoles:
 
     `residual`: hidden tensors that write to the residual stream 2 `depth` times.  `inputs`: modules that read the data.
     `outputs`: modules whose input is scaled before it is read off.  `attention`: modules with an attribute `scale` for
-    their logits -> head width.  `watched`: modules whose output size should not depend on width or density.
+    their logits -> head width; `attention_scale` names another attribute.  `query`: the module in them whose outputs
+    are the queries; it has those of each of `num_fused_heads` before the head's keys and values, unless that is 0.
+    `watched`: modules whose output size should not depend on width or density.
     """
 
     width: int
@@ -54,6 +56,9 @@ class ModelRoles:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     attention: Mapping[str, int] = field(default_factory=dict)
+    attention_scale: str = "scale"
+    query: str = "query"
+    num_fused_heads: int = 0
     watched: tuple[str, ...] = ()
     output_is_a_norm: bool = False  # `outputs` names the norm before the head, so its output is scaled
 

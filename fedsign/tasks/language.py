@@ -18,6 +18,9 @@ from torch.nn import functional
 
 from fedsign.errors import ConfigError
 from fedsign.tasks.base import IGNORED
+from fedsign.tasks.documents import packed
+
+_ROUNDING = 64  # times the precision of the logits; sums over other shapes differ by less
 
 
 class Language:
@@ -63,13 +66,13 @@ class Language:
         tokens in the vocabulary are fine: many published models pad their matrices to a round number.
 
         Raises:
-            ConfigError: the model does not map tokens to logits.
+            ConfigError: the model does not map tokens to logits, or mixes packed documents.
         """
-        (length,) = input_shape
+        length, *pair = input_shape
         was_training, why = model.training, ""
         # a set: a block of one or two tokens is tried once
         for num in sorted({min(2, length), length}):
-            tokens = torch.zeros((1, num), dtype=torch.int64, device=device)
+            tokens = torch.zeros((1, num, *pair), dtype=torch.int64, device=device)
             expected = [1, num, num_outputs]
             try:
                 with torch.no_grad():
@@ -78,14 +81,39 @@ class Language:
                 why = f"it raises {type(error).__name__}: {str(error).strip()[:200]}"
             else:
                 if shape[:-1] == expected[:-1] and shape[-1] >= expected[-1]:
+                    if pair:
+                        _check_documents(model, length, num_outputs, name=name, device=device)
                     return
                 why = f"it gives outputs of the shape {shape}"
             finally:
                 model.train(was_training)
+        remedy = "use model.name=gpt or transformers"
+        if pair:
+            remedy += ", or, if it takes tokens without positions of packed examples, set data.packing=false"
         raise ConfigError(
-            f"model.name={name} was given tokens of the shape {expected[:-1]}, for which {why}; "
-            f"expected logits {expected}, as a "
-            "language model gives them: use model.name=gpt or transformers."
+            f"model.name={name} was given tokens of the shape {[1, num, *pair]}, for which {why}; "
+            f"expected logits {expected}, as a language model gives them: {remedy}."
+        )
+
+
+def _check_documents(model: nn.Module, length: int, num_outputs: int, *, name: str, device: torch.device) -> None:
+    """Compare the logits of a document behind another one with its logits alone.
+
+    Raises:
+        ConfigError: they differ by more than rounding.
+    """
+    num = min(2, length // 2)
+    first, second = (torch.arange(start, start + num) % num_outputs for start in (0, num))
+    was_training = model.training
+    with torch.no_grad():
+        behind, alone = (model.eval()(packed(each).to(device)) for each in ([first, second], [second]))
+    model.train(was_training)
+    difference = (behind[:, num:] - alone).abs().amax()
+    if difference > _ROUNDING * torch.finfo(alone.dtype).eps * alone.abs().amax():
+        raise ConfigError(
+            f"model.name={name} was given packed examples, but its logits of an example depend on the one before it in "
+            f"the block (by {difference:.2g}): it takes no positions or attends across documents; set "
+            "data.packing=false."
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsign.data.text import libraries as llm
+from fedsign.tasks.documents import is_row_of_tokens, split
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -23,13 +24,13 @@ class Bigram(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int, *, scale: float = 1.0) -> None:
         super().__init__()
-        assert len(input_shape) == 1
+        assert is_row_of_tokens(input_shape)
         table = scale * torch.randn(num_outputs, num_outputs, generator=torch.Generator().manual_seed(3))
         self.table = nn.Parameter(table)
         self.largest = 0  # logits that one pass gave
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        outputs = functional.embedding(tokens, self.table)
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs = functional.embedding(split(rows)[0], self.table)
         self.largest = max(self.largest, outputs.numel())
         return outputs
 

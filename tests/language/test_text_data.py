@@ -21,6 +21,7 @@ from fedsign.data.text.text_folder import text_folder
 from fedsign.data.text.tokenizers import Bytes
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.tasks.base import IGNORED
+from fedsign.tasks.documents import split
 from fedsign.workload import Workload
 from simulations.api import partition_record
 from tests.language.language_samples import save_tokenizer, sums, write_lines
@@ -40,9 +41,15 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
+def tokens_of(samples: Any) -> torch.Tensor:
+    """The tokens [n, T], without positions."""
+    tokens: torch.Tensor = split(samples.features)[0]
+    return tokens
+
+
 def texts(samples: Any, *, scored: bool = False) -> list[str]:
     """What stands in each block, or what of it is scored."""
-    shown = samples.targets if scored else samples.features
+    shown = samples.targets if scored else tokens_of(samples)
     return [Bytes().decode(token for token in row if token >= 0) for row in shown.tolist()]
 
 
@@ -186,32 +193,9 @@ def test_a_conversation_without_a_template_has_a_heading_for_each_role() -> None
     assert shown(stream, scored=True) == "yes|no|"
 
 
-def test_a_conversation_is_written_by_the_tokenizers_template_and_its_answers_are_scored(tokenizer_folder: str) -> None:
-    tokenizer = hugging_face(tokenizer_folder)
-    stream = example({"messages": CONVERSATION}, tokenizer)
-    whole = tokenizer.chat(CONVERSATION, asks=False)
-    assert stream.tokens.tolist() == [tokenizer.start_id, *tokenizer.encode(whole)]
-    answers = "yes<|im_end|>\nno<|im_end|>\n"
-    assert stream.tokens[stream.is_scored].tolist() == tokenizer.encode(answers)
-
-
-def test_a_template_that_writes_no_end_gets_one(tmp_path: Path) -> None:
-    template = "{% for message in messages %}{{ message['content'] }};{% endfor %}"
-    tokenizer = HuggingFace(save_tokenizer(tmp_path, chat_template=template))
-    stream = example({"messages": CONVERSATION}, tokenizer)
-    assert stream.tokens[stream.is_scored].tolist() == [*tokenizer.encode("yes;no;"), tokenizer.end_id]
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("{{ messages | length }}", "writes anew with every message"),
-        ("{{ raise_exception('no system role') }}", r"refuses the conversation \(no system role\)"),
-    ],
-)
-def test_a_template_that_cannot_tell_answers_apart_is_said(tmp_path: Path, template: str, said: str) -> None:
-    tokenizer = HuggingFace(save_tokenizer(tmp_path, chat_template=template))
-    with pytest.raises(DataError, match=said):
+def test_a_template_that_refuses_a_conversation_is_said(tmp_path: Path) -> None:
+    tokenizer = HuggingFace(save_tokenizer(tmp_path, chat_template="{{ raise_exception('no system role') }}"))
+    with pytest.raises(DataError, match=r"refuses the conversation \(no system role\)"):
         example({"messages": CONVERSATION}, tokenizer)
 
 
@@ -224,7 +208,16 @@ def test_a_template_that_cannot_tell_answers_apart_is_said(tmp_path: Path, templ
         ('{"instruction": "a", "output": 3}', "line 2 of .* has output='3'; expected a text"),
         ('{"instruction": "a"}', "line 2 of .* has no output"),
         ('{"messages": "a"}', "line 2 of .* has messages of type str"),
-        ('{"messages": [{"role": "tool", "content": "a"}]}', r"line 2 of .* has the message .* expected a role"),
+        ('{"messages": [{"role": "tool", "content": 3}]}', r"line 2 of .* has the message .* expected a role"),
+        ('{"messages": [{"role": "assistant"}]}', r"line 2 of .* has the message .* expected a role"),
+        (
+            '{"messages": [{"role": "critic", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+            r"line 2 of .* has the role 'critic'; expected one of system, .*, or use a tokenizer with a chat template",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "tool_calls": [{}]}]}',
+            r"line 2 of .* has tools, which only a chat template can write; use a tokenizer with a chat template",
+        ),
         ('{"messages": [{"role": "user", "content": "a"}]}', "line 2 of .* none is the assistant's"),
     ],
 )
@@ -324,7 +317,7 @@ def test_packing_keeps_every_scored_token_once_with_what_stands_before_it(
     is_scored = samples.targets != IGNORED
     expected = sorted(token for each in examples for token in each.tokens[each.is_scored].tolist())
     assert sorted(samples.targets[is_scored].tolist()) == expected and note is None
-    assert torch.equal(samples.features[is_scored] + 1, samples.targets[is_scored]), (
+    assert torch.equal(tokens_of(samples)[is_scored] + 1, samples.targets[is_scored]), (
         "no target leads to another example"
     )
 
@@ -337,10 +330,10 @@ def test_packed_blocks_hold_whole_examples_of_one_owner(shapes: list[tuple[int, 
     alone, _ = pack(examples, 29, pad_id=-1, packing=False, split="training")
     assert samples.owners is not None and len(samples) <= len(alone) == len(examples)
     owner_of = {token: each.owner for each in examples for token in each.tokens.tolist()}
-    for owner, row in zip(samples.owners.tolist(), samples.features.tolist(), strict=True):
+    for owner, row in zip(samples.owners.tolist(), tokens_of(samples).tolist(), strict=True):
         assert {owner_of[token] for token in row if token >= 0} == {owner}
     given_ = sorted(token for each in examples for token in each.tokens[:-1].tolist())
-    assert sorted(token for token in samples.features.ravel().tolist() if token >= 0) == given_
+    assert sorted(token for token in tokens_of(samples).ravel().tolist() if token >= 0) == given_
 
 
 @settings(deadline=None)
@@ -381,7 +374,7 @@ def test_silos_read_their_own_lines_and_agree_on_the_vocabulary(tmp_path: Path) 
     from clients.deployment.evaluator import samples_of_sites
 
     work = Workload(from_dict(at_sites(tmp_path)))
-    assert (work.dataset.num_outputs, work.dataset.input_shape) == (257, (96,))
+    assert (work.dataset.num_outputs, work.dataset.input_shape) == (257, (96, 2))
     for site in range(3):
         own = work.samples_of(site)
         assert isinstance(own, Samples) and all(f"Add {site}" in row if site else "Add" in row for row in texts(own))
@@ -391,7 +384,7 @@ def test_silos_read_their_own_lines_and_agree_on_the_vocabulary(tmp_path: Path) 
 @pytest.mark.needs("deployment")
 def test_a_server_without_data_knows_the_shape_of_text(tmp_path: Path) -> None:
     work = Workload(from_dict(at_sites(tmp_path)), frozenset())
-    assert (len(work.dataset.train), work.dataset.input_shape, work.dataset.num_outputs) == (0, (96,), 257)
+    assert (len(work.dataset.train), work.dataset.input_shape, work.dataset.num_outputs) == (0, (96, 2), 257)
     assert work.dataset.train.features.dtype == torch.int64
 
 

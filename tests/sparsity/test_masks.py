@@ -28,7 +28,7 @@ def exact(shape: tuple[int, ...], density: float, *, seed: int = 0, name: str = 
 def test_an_exact_mask_has_as_many_weights_as_its_density_says(shape: tuple[int, ...], density: float) -> None:
     for seed in range(5):
         mask = exact(shape, density, seed=seed)
-        assert mask.is_present.shape == shape and mask.num == round(density * prod(shape))
+        assert mask.is_present.shape == shape and mask.num == max(1, round(density * prod(shape)))
         assert torch.equal(mask.is_present, exact(shape, density, seed=seed).is_present)
 
 
@@ -115,3 +115,11 @@ def test_a_draw_that_is_none_is_refused() -> None:
 def test_an_exact_draw_of_a_model_that_is_never_sparse_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sparsity\.draw=exact was given with parameterization\.name=none"):
         from_dict({**BASE, "parameterization": {"name": "none"}, "sparsity": {"draw": "exact"}})
+
+
+@pytest.mark.parametrize("draw", ["bernoulli", "exact"])
+def test_a_mask_keeps_at_least_one_weight_which_higher_densities_have_too(draw: Any) -> None:
+    for seed in range(20):
+        least, more = (mask_of(seed, "w", (12, 16), density, draw=draw) for density in (1e-4, 0.1))
+        assert least.num == 1 < more.num and bool((least.is_present <= more.is_present).all())
+        assert mask_of(seed, "w", (12, 16), 0.0, draw=draw).num == 0

@@ -121,7 +121,7 @@ def test_a_folded_model_computes_the_same_without_multipliers(tied: bool, norm: 
     assert torch.equal(standard(tokens()), plain(tokens()))
     torch.testing.assert_close(standard(tokens()), model(tokens()), rtol=1e-4, atol=1e-5)
     assert plain_model(standard) is standard
-    with pytest.raises(ConfigError, match="only a gpt's multipliers"):
+    with pytest.raises(ConfigError, match="only the multipliers of a gpt"):
         plain_model(made(scheme, mlp((5,), 2, hidden=(32, 32))))
 
 

@@ -4,11 +4,11 @@ A JSON line has one of two forms:
 
 - Alpaca: {"instruction": ..., "input": ..., "output": ...}, with an optional `input`.  The prompt is Alpaca's (Taori et
   al. 2023, github.com/tatsu-lab/stanford_alpaca); `short` omits its first sentence.
-- chat: {"messages": [{"role": "user", "content": ...}, ...]}, formatted by the tokenizer's chat template; without one,
-  by a plain template with a heading per role.
+- chat: {"messages": [{"role": "user", "content": ...}, ...]}, with the tokens of the tokenizer's chat template
+  (`fedsign.data.text.chat`); without one, formatted by a plain template with a heading per role.
 
-The end token follows an answer and is scored with it, so a model learns to stop.  Prompt and answer are tokenized
-separately, as at inference.
+Without a chat template, the end token follows an answer and is scored with it, so a model learns to stop.  Prompt and
+answer are tokenized separately, as at inference.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +18,13 @@ import numpy as np
 
 from fedsign.data.base import IntArray, Tokenizer
 from fedsign.data.text.blocks import Stream
+from fedsign.data.text.chat import conversation_of, templated
+from fedsign.data.text.hugging_face import HuggingFace
 from fedsign.errors import DataError
 
 Prompt = Literal["alpaca", "short"]
 Score = Literal["answer", "all"]
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")  # with headings; a chat template may know others
 _FIRST = {
     False: "Below is an instruction that describes a task. Write a response that appropriately completes the "
     "request.\n\n",
@@ -40,15 +42,17 @@ class Piece(NamedTuple):
 
 
 def example_of(entry: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt, score: Score, owner: int) -> Stream:
-    """The tokens of a line, after the start token, with a mask of scored ones.
+    """The tokens of a line with a mask of scored ones; a start token precedes them unless a chat template writes them.
 
     Raises:
         DataError: the line has neither form.
     """
     if "messages" in entry:
         messages = _messages(entry["messages"])
-        has_template = getattr(tokenizer, "has_chat_template", False)  # only Hugging Face tokenizers
-        pieces = list(_templated(messages, tokenizer) if has_template else _plain(messages))
+        if isinstance(tokenizer, HuggingFace) and tokenizer.has_chat_template:
+            return templated(conversation_of(entry), tokenizer, scores_all=score == "all", owner=owner)
+        _check_plain(entry)
+        pieces = list(_plain(messages))
     elif "instruction" in entry:
         pieces = _alpaca(entry, prompt)
     else:
@@ -75,19 +79,35 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
     return value or ""
 
 
-def _messages(given: Any) -> Sequence[Mapping[str, str]]:
-    """Check a conversation: each message has a role and a text, and at least one is an answer."""
+def _messages(given: Any) -> Sequence[Mapping[str, Any]]:
+    """Check a conversation: each message has a role and a text or tool calls, and at least one is an answer."""
     if not isinstance(given, list):
         raise DataError(f"has messages of type {type(given).__name__}; expected a list of messages.")
     for each in given:
-        if not (isinstance(each, dict) and isinstance(each.get("content"), str) and each.get("role") in ROLES):
+        if not _is_message(each):
             raise DataError(
-                f"has the message {str(each)[:80]}; expected a role ({', '.join(ROLES)}) and a content, which is "
-                "a text."
+                f"has the message {str(each)[:80]}; expected a role and a content, which is a text, or tool_calls."
             )
-    if not any(each["role"] == "assistant" and each["content"] for each in given):
+    if not any(each["role"] == "assistant" and (each.get("content") or each.get("tool_calls")) for each in given):
         raise DataError("has messages of which none is the assistant's, so that a model could learn nothing of them.")
     return given
+
+
+def _is_message(given: Any) -> bool:
+    if not (isinstance(given, dict) and isinstance(given.get("role"), str)):
+        return False
+    content = given.get("content")
+    return isinstance(content, str) or (content is None and bool(given.get("tool_calls")))
+
+
+def _check_plain(entry: Mapping[str, Any]) -> None:
+    """Check that headings say all of a conversation, where there is no chat template."""
+    remedy = "use a tokenizer with a chat template (data.tokenizer)"
+    for each in entry["messages"]:
+        if each["role"] not in ROLES:
+            raise DataError(f"has the role {each['role']!r}; expected one of {', '.join(ROLES)}, or {remedy}.")
+    if entry.get("tools") or any(each.get("tool_calls") for each in entry["messages"]):
+        raise DataError(f"has tools, which only a chat template can write; {remedy}.")
 
 
 def _plain(messages: Sequence[Mapping[str, str]]) -> Iterator[Piece]:
@@ -98,40 +118,11 @@ def _plain(messages: Sequence[Mapping[str, str]]) -> Iterator[Piece]:
         yield Piece(message["content"], is_answer=is_answer, ends=is_answer)
 
 
-def _templated(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Iterator[Piece]:
-    """The template's output, split into what it writes between answers and the answers."""
-    written = ""
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        # rendered in growing prefixes, because a template does not say where in its text an answer lies
-        prompt = tokenizer.chat(messages[:index], asks=True)
-        answered = tokenizer.chat(messages[: index + 1], asks=False)
-        if not (prompt.startswith(written) and answered.startswith(prompt)):
-            raise DataError(
-                "has a conversation that the tokenizer's chat template writes anew with every message, so that its "
-                "answers cannot be told apart; make a line of each answer, or use data.tokenizer=byte."
-            )
-        yield Piece(prompt.removeprefix(written))
-        answer, is_last = answered.removeprefix(prompt), index == len(messages) - 1
-        ends = is_last and tokenizer.end_id not in tokenizer.encode(answer)  # the template may have added it
-        yield Piece(answer, is_answer=True, ends=ends)
-        written = answered
-    rest = tokenizer.chat(messages, asks=False)
-    yield Piece(rest.removeprefix(written) if rest.startswith(written) else "")
-
-
 def _stream(pieces: Sequence[Piece], tokenizer: Tokenizer, *, scores_all: bool, owner: int) -> Stream:
-    tokens: list[int] = []
-    scored: list[bool] = []
+    tokens, scored = [tokenizer.start_id], [False]  # nothing precedes the first token that could predict it
     for piece in pieces:
         ids = tokenizer.encode(piece.text) + [tokenizer.end_id] * piece.ends
         tokens += ids
         scored += [piece.is_answer or scores_all] * len(ids)
-    if tokens and tokens[0] != tokenizer.start_id:  # a template may have added it
-        tokens, scored = [tokenizer.start_id, *tokens], [False, *scored]
-    is_scored = np.array(scored, dtype=np.bool_)
-    # nothing precedes the first token that could predict it; a slice, since there may be none
-    is_scored[:1] = False
     all_ids: IntArray = np.array(tokens, dtype=np.int64)
-    return Stream(all_ids, is_scored, owner)
+    return Stream(all_ids, np.array(scored, dtype=np.bool_), owner)

@@ -38,6 +38,8 @@ def jsonl(
 ) -> Dataset:
     """Blocks [n, block_length] of tokens; lines are split into train and test by the seed, unless `test_path` is set.
 
+    With `packing`, blocks [n, block_length, 2] of tokens and their positions.
+
     Args:
         tokenizer: `byte`, or the folder of a Hugging Face tokenizer.
         score: which tokens are scored, answers or all.
@@ -66,7 +68,7 @@ def jsonl(
         owners = _owners(part, key)
         examples = [_example(line, encoder, prompt, score, each) for line, each in zip(part, owners, strict=True)]
         samples, note = pack(examples, block_length, pad_id=encoder.pad_id, packing=packing, split=split)
-        notes.append(note)
+        notes += [note, _endless(part, examples, encoder, split)]
         if not len(samples):
             raise DataError(
                 f"nothing that is scored is left of the {len(part)} {split} lines, since their prompts fill "
@@ -123,6 +125,18 @@ def _example(line: _Line, tokenizer: Tokenizer, prompt: Prompt, score: Score, ow
         return example_of(line.entry, tokenizer, prompt=prompt, score=score, owner=owner)
     except DataError as error:
         raise DataError(f"{line.where} {error}") from error
+
+
+def _endless(lines: Sequence[_Line], examples: Sequence[Stream], tokenizer: Tokenizer, split: str) -> str | None:
+    """A sentence on conversations of which no answer has the end token, which only a chat template can leave out."""
+    chats = [example for line, example in zip(lines, examples, strict=True) if "messages" in line.entry]
+    if not chats or any((each.tokens[each.is_scored] == tokenizer.end_id).any() for each in chats):
+        return None
+    return (
+        f"no answer of the {len(chats):,} {split} conversations has the end token of data.tokenizer, since its chat "
+        "template writes none; generation that waits for it would not stop: set eos_token in tokenizer_config.json to "
+        "the token that ends an answer."
+    )
 
 
 def _repeated(train: Sequence[_Line], test: Sequence[_Line]) -> str | None:

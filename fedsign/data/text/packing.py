@@ -4,14 +4,18 @@ An example t_0 ... t_N takes N positions of a block: inputs t_0 ... t_N-1, targe
 order and never divided: one that does not fit starts a new block.  An example longer than a block is truncated; one
 that loses all scored tokens is dropped.  Both are counted.
 
-[Note: what attention sees] In a packed block, a causal model attends to earlier examples of the block, and positions
-count from the start of the block.  No target crosses from one example to the next.
+[Note: what attention sees] A packed block holds each token with its position in its example (see [Note: tokens and
+positions] in fedsign.tasks.documents), so that a model can process every example as if it were alone: its logits do
+not depend on its neighbors.  Padding is one more document, which is not scored.  No target crosses from one example to
+the next.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
+import torch
 
 from fedsign.data.base import IntArray, Samples
 from fedsign.data.text.blocks import Stream, joined
@@ -23,9 +27,11 @@ def pack(
 ) -> tuple[Samples, str | None]:
     """The blocks of examples, grouped by owner, and a sentence for readers of a run if any example was truncated.
 
-    `split` names the examples in that sentence: training or test.
+    Features are [n, T], and [n, T, 2] with `packing`.  `split` names the examples in the sentence: training or test.
     """
-    blocks: list[tuple[IntArray, IntArray, int]] = []  # features and targets [1, T] of each block, and its owner
+    # features [1, T] and targets [1, T] of each block, and its owner
+    blocks: list[tuple[IntArray, IntArray, int]] = []
+    positions: list[IntArray] = []
     num_examples = num_cut = num_lost = end = 0
     # a stable sort: each owner's examples keep their order, and no block mixes owners
     for example in sorted(examples, key=attrgetter("owner")):
@@ -39,11 +45,14 @@ def pack(
             continue
         if not (packing and blocks and blocks[-1][2] == example.owner and end + len(scored) <= block_length):
             blocks.append((np.full((1, block_length), pad_id), np.full((1, block_length), IGNORED), example.owner))
+            positions.append(np.arange(block_length))
             end = 0
         # written in place, into the arrays of the open block
         features, targets, _ = blocks[-1]
         span = slice(end, end + len(scored))
         features[0, span], targets[0, span], end = inner, scored, span.stop
+        # what follows the example starts at 0 again: the next one, or padding
+        positions[-1][end:] = np.arange(block_length - end)
     note = None
     if num_cut:
         lost = f", of which {num_lost:,} had their whole answer beyond it and are left out" if num_lost else ""
@@ -51,4 +60,8 @@ def pack(
             f"{num_cut:,} of {num_examples:,} {split} examples are longer than data.block_length={block_length} "
             f"tokens and were cut{lost}."
         )
-    return joined(blocks, block_length), note
+    samples = joined(blocks, block_length)
+    if packing:
+        rows = torch.from_numpy(np.array(positions, dtype=np.int64).reshape(-1, block_length))
+        samples = replace(samples, features=torch.stack([samples.features, rows], dim=-1))
+    return samples, note

@@ -94,6 +94,8 @@ def _frame(settings: Mapping[str, Any]) -> Frame:
             "vocabulary; use data.tokenizer=byte, or a folder with a tokenizer that lies at every site."
         )
     shape = (settings["block_length"],) if "block_length" in settings else ()
+    if settings.get("packing"):
+        shape = (*shape, 2)  # with positions
     return Frame(input_shape=shape, text=_named_tokenizer(settings["tokenizer"]))
 
 
