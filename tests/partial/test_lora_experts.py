@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.models.causal_lm import CausalLM, untie
-from fedsign.models.transform import plain_model
-from fedsign.optim.lora import _warn, adapt
+from fedsign.models.transform import plain_model, transforms_of
+from fedsign.optim.lora import Adapters, _warn, adapt
 from fedsign.seeding import Purpose, torch_stream
 from tests.partial.test_lora import SETTINGS
 
@@ -124,3 +124,11 @@ def test_what_all_linear_does_not_cover_is_named_once(caplog: pytest.LogCaptureF
 def test_experts_that_are_asked_for_with_dropout_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"'network.*experts.gate_up_proj' holds experts, to which dropout does not"):
         adapted("Mixtral", targets="gate_up_proj", dropout=0.1)
+
+
+def test_experts_are_averaged_with_one_rank() -> None:
+    for changes in ({"aggregation": "flora"}, {"ranks": (1, 2)}):
+        with pytest.raises(ConfigError, match="holds experts, whose adapters are averaged with one rank"):
+            adapted("Mixtral", **changes)
+    transforms = transforms_of(adapted("Mixtral"))
+    assert [each.adapters for each in transforms if isinstance(each, Adapters)] == [()]  # no error is measured
