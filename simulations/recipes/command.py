@@ -1,11 +1,13 @@
 """The `fedsign reproduce` command: options and printed results."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from simulations.options import JsonOption
+from simulations.options import JsonOption, stoppable
+from simulations.output import current
 from simulations.printing import escaped, print_json, print_table
 
 
@@ -31,6 +33,7 @@ def reproduce(
 ) -> None:
     """Check a claim: run its experiments, and compare the metrics with thresholds fixed in advance."""
     from simulations.recipes import table as recipes
+    from simulations.recipes.kept import keeping
     from simulations.recipes.where import AT_HOME, cost
 
     if list_all or not name:
@@ -47,10 +50,14 @@ def reproduce(
         print_json(rows) if json else print_table(rows)
         return
     recipe = recipes.get(name, data=data, root=data_root, model=model)
-    if recipe.budget is not None and recipe.expected is None and recipe.where is not AT_HOME:
-        sentence = f"nobody has measured {recipe.name}: {cost(recipe.budget(quick, recipe.where))}."
-        Console(stderr=True, soft_wrap=True, highlight=False).print(escaped(sentence))
-    finding = recipe.check(quick=quick)
+    folder = Path("reproductions") / (recipe.name.replace(" ", "-").replace("/", "") + "-quick" * quick)
+    with stoppable("finished trainings"):
+        if recipe.budget is not None and recipe.expected is None and recipe.where is not AT_HOME:
+            sentence = f"nobody has measured {recipe.name}: {cost(recipe.budget(quick, recipe.where))}."
+            if current().detail != "quiet":
+                current().print(sentence)
+        with keeping(folder):
+            finding = recipe.check(quick=quick)
     if json:
         print_json(finding.as_json())
     else:
