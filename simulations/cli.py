@@ -136,7 +136,7 @@ def root(
 def run(
     config: ConfigArgument = None,
     overrides: SetOption = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     show_config: ShowConfigOption = False,
 ) -> None:
     """Run an experiment: train, evaluate every round, write results and a report."""
@@ -221,7 +221,7 @@ def runs(
 
 @_runs.command("verify")
 def verify_files(
-    path: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, or client states.")],
+    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run, a comparison, or client states.")],
     json: JsonOption = False,
 ) -> None:
     """Check every file against its digest; nothing is changed."""
@@ -243,7 +243,10 @@ def verify_files(
 def explain(
     path: Annotated[
         str,
-        typer.Argument(help="A section, setting, or component: client, client.lr, strategy.fedsign, strategy.gamma."),
+        typer.Argument(
+            metavar="SETTING",
+            help="A section, setting, or component: client, client.lr, strategy.fedsign, strategy.gamma.",
+        ),
     ] = "",
     json: JsonOption = False,
 ) -> None:
@@ -267,9 +270,11 @@ def explain(
 def list_names(
     kind: Annotated[
         str,
-        typer.Argument(help="strategies, datasets, models, partitions, ...; default: all kinds."),
+        typer.Argument(metavar="KIND", help="strategies, datasets, models, partitions, ...; default: all kinds."),
     ] = "",
-    name: Annotated[str, typer.Argument(help="Show the traits of one component, or of your own module:Name.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Show the traits of one component, or of your own module:Name.")
+    ] = "",
     settings: Annotated[bool, typer.Option("--settings", help="List the components' settings.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -301,6 +306,22 @@ def list_names(
             for each, (_, summary) in entry.table.items()
         ]
     print_json(rows) if json else print_table(rows)
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh, or fish.")],
+) -> None:
+    """Print the script with which a shell completes commands, options, settings, names, and runs.
+
+    In ~/.bashrc: eval "$(fedsign completion bash)"
+    """
+    from fedsign.registry import one_of
+    from simulations.completion.scripts import SCRIPTS
+
+    if shell not in SCRIPTS:
+        raise ConfigError(f"there is no completion for '{shell}'.{one_of(shell, SCRIPTS)}.")
+    typer.echo(SCRIPTS[shell], nl=False)
 
 
 @app.command()

@@ -13,7 +13,9 @@ from simulations.printing import print_json, print_table
 
 
 def ablate(
-    strategy: Annotated[str, typer.Argument(help="Regularizer: fedsign, fedprox, feddyn, moon, or your own.")],
+    strategy: Annotated[
+        str, typer.Argument(metavar="STRATEGY", help="Regularizer: fedsign, fedprox, feddyn, moon, or your own.")
+    ],
     config: ConfigArgument = None,
     seeds: Annotated[
         str | None,

@@ -23,7 +23,9 @@ def condense(
     ] = None,
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; default: condensations/NAME.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the condensation in this folder.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="CONDENSATION", help="Resume the condensation in this folder.")
+    ] = None,
     show_config: ShowConfigOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -85,7 +87,7 @@ def learn(
         float, typer.Option(min=0, help="Learning rate of Adam on the (approximate) logarithms of the settings.")
     ] = 0.1,
     method: Annotated[
-        str, typer.Option(help="Hypergradient method (see fedsign list hypergradients).")
+        str, typer.Option(metavar="METHOD", help="Hypergradient method (see fedsign list hypergradients).")
     ] = "forward_exact",
     out: Annotated[Path | None, typer.Option(help="Output folder; default: tuning/NAME-learned.")] = None,
     toml: Annotated[

@@ -21,7 +21,7 @@ SamplesOption = Annotated[int | None, typer.Option(help="Number of test samples;
 StatisticsOption = Annotated[
     int, typer.Option(help="Training samples for recomputing BatchNorm statistics; 0 keeps the model's.")
 ]
-ModelOption = Annotated[str | None, typer.Option(help="Model of a weight file, such as mlp.")]
+ModelOption = Annotated[str | None, typer.Option(metavar="MODEL", help="Model of a weight file, such as mlp.")]
 ExperimentOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -12,7 +12,7 @@ from simulations.printing import escaped, print_json, print_table
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Recipe name (see --list).")] = "",
+    name: Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe name (see --list).")] = "",
     list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     data: Annotated[
         str,
@@ -25,7 +25,7 @@ def reproduce(
     data_root: Annotated[
         str, typer.Option("--data-root", metavar="DIR", help="Folder with the data set's files.")
     ] = "",
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Replace the recipe's model.")] = "",
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Replace the recipe's model.")] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer seeds and rounds: a smoke test, without a verdict on the claim.")
     ] = False,

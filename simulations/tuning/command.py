@@ -42,7 +42,7 @@ def search(
         float, typer.Option(min=0, help="Learning rate of Adam on the (approximate) logarithms of the settings.")
     ] = 0.1,
     learn_method: Annotated[
-        str, typer.Option(help="Hypergradient method (see fedsign list hypergradients).")
+        str, typer.Option(metavar="METHOD", help="Hypergradient method (see fedsign list hypergradients).")
     ] = "forward_exact",
     seeds: Annotated[
         str | None,
