@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any, Literal, NoReturn
 
 import click
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from fedsign._version import __version__
 from fedsign.capabilities import CAPABILITIES
@@ -32,6 +33,7 @@ from simulations.printing import escaped, print_json, print_summary, print_table
 TRACEBACK = "FEDSIGN_TRACEBACK"  # environment variable: show tracebacks
 _FORMER = {name: former for former, name in KEYS.items()}  # tables are names of commands, too
 OPTIONS_OF_ALL = "All commands take --quiet, --verbose, --log-json, and --log-every SECONDS: see fedsign --help."
+_NARROW = 60  # columns
 STOPPED = 130  # exit code of a command stopped by Ctrl-C
 
 
@@ -62,7 +64,19 @@ class Root(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         for each in _all_of(command):
             each.epilog = each.epilog or OPTIONS_OF_ALL
+            _without_boxes_if_narrow(each)
         return command
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help."""
+        _without_boxes_if_narrow(self)
+        super().format_help(ctx, formatter)
+
+
+def _without_boxes_if_narrow(command: click.Command) -> None:
+    # the boxes of a help page truncate names where they are short of room; click's plain text does not
+    if isinstance(command, TyperCommand | TyperGroup) and get_terminal_size().columns < _NARROW:
+        command.rich_markup_mode = None
 
 
 def _all_of(command: click.Command | None) -> Iterator[click.Command]:
