@@ -42,6 +42,11 @@ class Root(TyperGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, with the options of the root command first."""
+        own, others = self.own_options(args)
+        return super().parse_args(ctx, own + others)
+
+    def own_options(self, args: list[str]) -> tuple[list[str], list[str]]:
+        """Divide words into options of the root command and all others."""
         takes_value = {
             name: not getattr(option, "is_flag", False)
             for option in self.params
@@ -57,7 +62,7 @@ class Root(TyperGroup):
                 own += [word, *([next(words, "")] if takes_value[name] and not equals else [])]
             else:
                 others.append(word)
-        return super().parse_args(ctx, own + others)
+        return own, others
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, whose help names the options of the root command."""
