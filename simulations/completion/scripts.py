@@ -31,7 +31,7 @@ _fedsign() {
 }
 if [[ "$funcstack[1]" == _fedsign ]]; then _fedsign "$@"; else compdef _fedsign fedsign; fi
 """,
-    "fish": r"""# fish completion of fedsign; in ~/.config/fish/config.fish: fedsign completion fish | source
+    "fish": r"""# fish completion of fedsign: fedsign completion fish > ~/.config/fish/completions/fedsign.fish
 function __fedsign_complete
     set -l words (commandline -opc) (commandline -ct)
     set -l found (_FEDSIGN_COMPLETE=fish command $words[1] $words[2..] 2>/dev/null)
