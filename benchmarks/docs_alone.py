@@ -25,7 +25,9 @@ def _startup(result: Result) -> str:
             (f"`python -c '{result['imports']}'`", "imports_s"),
             ("**beyond the imports**", "beyond_imports_s"),
             ("processor time beyond the imports, to the end of the command", "cpu_beyond_imports_s"),
+            ("completion of a setting in bash", "completion_s"),
         )
+        if key in result
     ]
     return _alone(
         "Start-up",

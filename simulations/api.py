@@ -186,6 +186,9 @@ def _execute(workload: Workload, engine: Engine, folder: RunFolder, callbacks: l
         for callback in callbacks:
             callback.on_round(record)
 
+    config = workload.config
+    path = config.get("client.path", "sequential")
+    _log.info("engine %s, device %s, clients trained by path %s", config.engine.name, workload.device, path)
     for callback in callbacks:
         callback.on_start(folder, workload.config, folder.rounds())
     try:

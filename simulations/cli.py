@@ -9,13 +9,16 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from shutil import get_terminal_size
+from typing import Annotated, Any, Literal, NoReturn
 
+import click
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
 from fedsign._version import __version__
 from fedsign.capabilities import CAPABILITIES
@@ -24,15 +27,74 @@ from fedsign.errors import ConfigError, FedSignError
 from fedsign.extensions import load
 from fedsign.former_names import COMMANDS, KEYS, FormerNameWarning, warn
 from simulations.options import ConfigArgument, JsonOption, RunArgument, SetOption, ShowConfigOption, Stopped
+from simulations.output import INTERVAL_S, Messages, Output
 from simulations.printing import escaped, print_json, print_summary, print_table
 from simulations.runs.command import app as runs_app
 
 TRACEBACK = "FEDSIGN_TRACEBACK"  # environment variable: show tracebacks
 _FORMER = {name: former for former, name in KEYS.items()}  # tables are names of commands, too
+OPTIONS_OF_ALL = "All commands take --quiet, --verbose, --log-json, and --log-every SECONDS: see fedsign --help."
+_NARROW = 60  # columns
 STOPPED = 130  # exit code of a command stopped by Ctrl-C
+
+
+class Root(TyperGroup):
+    """The root command. Its options may also follow a command: `fedsign run --quiet` is `fedsign --quiet run`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, with the options of the root command first."""
+        own, others = self.own_options(args)
+        return super().parse_args(ctx, own + others)
+
+    def own_options(self, args: list[str]) -> tuple[list[str], list[str]]:
+        """Divide words into options of the root command and all others."""
+        takes_value = {
+            name: not getattr(option, "is_flag", False)
+            for option in self.params
+            if option.name not in ("version", "help")
+            for name in option.opts
+        }
+        own, others, words = list[str](), list[str](), iter(args)
+        for word in words:
+            name, equals, _ = word.partition("=")
+            if word == "--":  # only arguments follow
+                others += [word, *words]
+            elif name in takes_value:
+                own += [word, *([next(words, "")] if takes_value[name] and not equals else [])]
+            else:
+                others.append(word)
+        return own, others
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, whose help names the options of the root command."""
+        command = super().get_command(ctx, cmd_name)
+        for each in _all_of(command):
+            each.epilog = each.epilog or OPTIONS_OF_ALL
+            _without_boxes_if_narrow(each)
+        return command
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help."""
+        _without_boxes_if_narrow(self)
+        super().format_help(ctx, formatter)
+
+
+def _without_boxes_if_narrow(command: click.Command) -> None:
+    # the boxes of a help page truncate names where they are short of room; click's plain text does not
+    if isinstance(command, TyperCommand | TyperGroup) and get_terminal_size().columns < _NARROW:
+        command.rich_markup_mode = None
+
+
+def _all_of(command: click.Command | None) -> Iterator[click.Command]:
+    if command is not None:
+        yield command
+        for each in getattr(command, "commands", {}).values():
+            yield from _all_of(each)
+
 
 app = typer.Typer(
     name="fedsign",
+    cls=Root,
     help="A framework for federated-learning research on Flower and PyTorch.\n\n"
     "'fedsign run' trains FedSign on scikit-learn's digits in a few seconds and writes a report.",
     no_args_is_help=True,
@@ -56,19 +118,45 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print warnings, errors, and results only, no progress.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print a line for every round or step, and what is decided.")
+    ] = False,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Print progress, warnings, and errors as JSON, an object a line.")
+    ] = False,
+    log_every: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            envvar="FEDSIGN_LOG_EVERY",
+            help="Seconds between two lines of progress, where it is not a bar on a terminal.",
+        ),
+    ] = INTERVAL_S,
 ) -> None:
     """Options of all commands."""
+    if quiet and verbose:
+        raise ConfigError("--quiet and --verbose were both given; expected one of them.")
+    messages = context.ensure_object(Messages)
+    detail: Literal["quiet", "normal", "verbose"] = "quiet" if quiet else "verbose" if verbose else "normal"
+    messages.output = Output(detail=detail, as_json=log_json, every_s=log_every)
+    if verbose:
+        logging.getLogger("fedsign").setLevel(logging.INFO)
 
 
 @app.command()
 def run(
     config: ConfigArgument = None,
     overrides: SetOption = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     show_config: ShowConfigOption = False,
 ) -> None:
     """Run an experiment: train, evaluate every round, write results and a report."""
@@ -134,7 +222,10 @@ app.add_typer(runs_app, name="runs")
 def explain(
     path: Annotated[
         str,
-        typer.Argument(help="A section, setting, or component: client, client.lr, strategy.fedsign, strategy.gamma."),
+        typer.Argument(
+            metavar="SETTING",
+            help="A section, setting, or component: client, client.lr, strategy.fedsign, strategy.gamma.",
+        ),
     ] = "",
     json: JsonOption = False,
 ) -> None:
@@ -158,9 +249,11 @@ def explain(
 def list_names(
     kind: Annotated[
         str,
-        typer.Argument(help="strategies, datasets, models, partitions, ...; default: all kinds."),
+        typer.Argument(metavar="KIND", help="strategies, datasets, models, partitions, ...; default: all kinds."),
     ] = "",
-    name: Annotated[str, typer.Argument(help="Show the traits of one component, or of your own module:Name.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Show the traits of one component, or of your own module:Name.")
+    ] = "",
     settings: Annotated[bool, typer.Option("--settings", help="List the components' settings.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -192,6 +285,22 @@ def list_names(
             for each, (_, summary) in entry.table.items()
         ]
     print_json(rows) if json else print_table(rows)
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh, or fish.")],
+) -> None:
+    """Print the script with which a shell completes commands, options, settings, names, and runs.
+
+    In ~/.bashrc: eval "$(fedsign completion bash)"
+    """
+    from fedsign.registry import one_of
+    from simulations.completion.scripts import SCRIPTS
+
+    if shell not in SCRIPTS:
+        raise ConfigError(f"there is no completion for '{shell}'.{one_of(shell, SCRIPTS)}.")
+    typer.echo(SCRIPTS[shell], nl=False)
 
 
 @app.command()
@@ -246,30 +355,33 @@ _add_commands()
 
 def main() -> None:
     """Run the command line. A user's mistake prints one sentence and exits with code 2, without a traceback."""
-    logging.getLogger("fedsign").addHandler(_Warnings())
+    messages = Messages()
+    logging.getLogger("fedsign").addHandler(messages)
     warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
         # before any command: a user's own module `clients` or `strategies` must not be taken for ours
         import_packages()
-        app(prog_name="fedsign")
+        app(prog_name="fedsign", obj=messages)
     except Stopped as stopped:
-        _leave(str(stopped), STOPPED)
+        _leave(messages.output, str(stopped), STOPPED)
     except KeyboardInterrupt:
-        _leave("stopped.", STOPPED)
+        _leave(messages.output, "stopped.", STOPPED)
     except SystemExit as leaving:
         if leaving.code == STOPPED:  # typer turns Ctrl-C into this
-            _leave("stopped.", STOPPED)
+            _leave(messages.output, "stopped.", STOPPED)
         raise
     except Exception as error:
         if os.environ.get(TRACEBACK, "0").lower() not in ("", "0", "false", "no"):
             raise
         if isinstance(error, FedSignError):
-            _leave(f"[bold red]Error:[/] {escaped(str(error))}", error.exit_code)
+            _leave(messages.output, str(error), error.exit_code, level="error")
         message = next(iter(str(error).strip().splitlines()), "no message")
         _leave(
-            f"[bold red]Error:[/] unexpected {type(error).__name__}: {escaped(message)}; this is a bug in FedSign "
-            f"or in your module: rerun with {TRACEBACK}=1 to see where",
+            messages.output,
+            f"unexpected {type(error).__name__}: {message}; this is a bug in FedSign or in your module: rerun with "
+            f"{TRACEBACK}=1 to see where",
             1,
+            level="error",
         )
 
 
@@ -283,8 +395,12 @@ def _show_warning(
         shown(message, category, *location, **others)
 
 
-def _leave(message: str, exit_code: int) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(message)
+def _leave(output: Output, message: str, exit_code: int, *, level: str = "info") -> NoReturn:
+    if output.as_json:
+        output.print(message, level=level)
+    else:
+        prefix = "[bold red]Error:[/] " if level == "error" else ""
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"{prefix}{escaped(message)}")
     sys.exit(exit_code)
 
 
@@ -302,18 +418,8 @@ def _run(experiment: Any, *, resume: Path | None = None) -> Any:
     try:
         return api.run(experiment, resume=resume, callbacks=[Watch()])
     except KeyboardInterrupt:
-        hint = f"; resume with: fedsign run --resume {escaped(shlex.quote(str(folders[-1])))}" if folders else "."
+        hint = f"; resume with: fedsign run --resume {shlex.quote(str(folders[-1]))}" if folders else "."
         raise Stopped(f"stopped{hint}") from None
-
-
-class _Warnings(logging.Handler):
-    """Prints warnings to the current standard error, which the progress bar replaces while it is shown."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a line."""
-        if record.levelno >= logging.WARNING:
-            # looked up now, not in __init__: the progress bar swaps sys.stderr
-            print(f"warning: {record.getMessage()}", file=sys.stderr)
 
 
 if __name__ == "__main__":

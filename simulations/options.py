@@ -3,6 +3,10 @@
 Importing this module imports neither torch nor Flower nor NumPy.
 """
 
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +38,21 @@ ShowConfigOption = Annotated[bool, typer.Option("--show-config", help="Print the
 
 class Stopped(Exception):
     """Raised on Ctrl-C; the text is the line to print."""
+
+
+@contextmanager
+def stoppable(kept: str = "") -> Iterator[None]:
+    """On Ctrl-C, say what is kept, and the command that goes on: the same one.
+
+    Raises:
+        Stopped: it was stopped.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = shlex.join(["fedsign", *sys.argv[1:]])
+        state = f"{kept} are kept; go on with" if kept else "nothing is kept; begin again with"
+        raise Stopped(f"stopped; {state}: {again}") from None
 
 
 def words(text: str) -> list[str]:

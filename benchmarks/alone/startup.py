@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.machine import machine
 from benchmarks.measure import ONE_THREAD, ROOT, dispersion, result_head, write_result
+from simulations.entry import COMPLETE
 
 NAME = "startup"
 IMPORTS = "import torch, flwr.app, flwr.clientapp, flwr.serverapp, flwr.serverapp.strategy, sklearn.datasets"
@@ -36,6 +37,7 @@ def measure(path: Path, *, repetitions: int) -> None:
             imports.append(import_s)
             processor.append(command_cpu_s - import_cpu_s)
     result = {
+        "completion_s": dispersion([completion_s() for _ in range(repetitions)]),
         **result_head(NAME, "From the command to the end of the first round", before, repetitions),
         "command_s": dispersion(commands),
         "imports_s": dispersion(imports),
@@ -64,9 +66,17 @@ def imports_s() -> tuple[float, float]:
     return time.time() - began, cpu_s
 
 
-def _run(command: list[str]) -> float:
+def completion_s() -> float:
+    """Return seconds until a shell has the candidates for a setting."""
+    began = time.time()
+    line = "fedsign run --set client."
+    _run([sys.executable, "-c", "from simulations.entry import main; main()", line], **{COMPLETE: "bash"})
+    return time.time() - began
+
+
+def _run(command: list[str], **more: str) -> float:
     """Return a command's processor seconds."""
-    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **more}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True, env=environment, cwd=ROOT)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

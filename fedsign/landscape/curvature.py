@@ -31,6 +31,8 @@ class Curvature:
         self.center = self.layout.vector(dict(model.named_parameters()))
         # a copy, since eval() would change the caller's model
         self._model, self._task, self._samples, self._batch = copy.deepcopy(model).eval(), task, samples, batch
+        self.on_product: Callable[[], None] = lambda: None
+        """Called after each Hessian-vector product."""
 
     def gradient(self) -> Tensor:
         """The gradient of the mean loss, [D]."""
@@ -38,7 +40,9 @@ class Curvature:
 
     def product(self, vector: Tensor) -> Tensor:
         """H v, [D].  Reverse over reverse mode, which more of torch's operators support than forward over reverse."""
-        return self._mean(lambda loss: vjp(grad(loss), self.center)[1](vector)[0])
+        product = self._mean(lambda loss: vjp(grad(loss), self.center)[1](vector)[0])
+        self.on_product()
+        return product
 
     def trace(self, *, draws: int = 32, seed: int = 0) -> tuple[float, float | None]:
         """Hutchinson's estimate: the mean over draws, and its standard error (None for a single draw).

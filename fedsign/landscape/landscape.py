@@ -17,6 +17,7 @@ D = number of parameters, P = points, K = directions.
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -88,6 +89,8 @@ class Landscape:
         self.center = self.layout.vector(dict(model.named_parameters()))
         self._model = copy.deepcopy(model).eval()
         self._task, self._samples, self._max_bytes = task, samples, max_bytes
+        self.around: Callable[[Callable[[], Values]], Values] = lambda evaluate: evaluate()
+        """Called with each evaluation of some points, in their order; returns its values."""
         norms = [each for each in self._model.modules() if isinstance(each, BATCH_NORMS) and each.track_running_stats]
         self._norms = [] if statistics is None else norms  # modules whose statistics are recomputed
         self._statistics: Sequence[Tensor] = ()
@@ -114,9 +117,12 @@ class Landscape:
         stack = torch.stack(list(directions)).to(center)
         weights = coefficients.to(center)
         if self._is_one_by_one:
-            parts = [self._alone(torch.addmv(center, stack.t(), row)) for row in weights]  # [D, K] @ [K]
+            parts = [
+                self.around(partial(self._alone, torch.addmv(center, stack.t(), row)))  # [D, K] @ [K]
+                for row in weights
+            ]
         else:
-            parts = [self._stacked(center, stack, part) for part in weights.split(self._chunk())]
+            parts = [self.around(partial(self._stacked, center, stack, part)) for part in weights.split(self._chunk())]
         return joined(parts)
 
     def at(self, points: Tensor) -> Values:

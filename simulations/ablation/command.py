@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from simulations.options import ConfigArgument, JsonOption, SetOption, Stopped, WorkersOption, words
+from simulations.options import ConfigArgument, JsonOption, SetOption, WorkersOption, stoppable, words
 from simulations.printing import print_json, print_table
 
 
 def ablate(
-    strategy: Annotated[str, typer.Argument(help="Regularizer: fedsign, fedprox, feddyn, moon, or your own.")],
+    strategy: Annotated[
+        str, typer.Argument(metavar="STRATEGY", help="Regularizer: fedsign, fedprox, feddyn, moon, or your own.")
+    ],
     config: ConfigArgument = None,
     seeds: Annotated[
         str | None,
@@ -57,7 +59,7 @@ def ablate(
             [{"control": row.key, "group": GROUPS[row.group], "is": f"{row.label}: {row.text}"} for row in rows]
         )
         return
-    try:
+    with stoppable("finished runs"):
         comparison = execution.ablate(
             strategy,
             experiment,
@@ -68,8 +70,6 @@ def ablate(
             extend=extend,
             retry_failed=retry_failed,
         )
-    except KeyboardInterrupt:
-        raise Stopped("stopped; finished runs are kept; repeat the command to continue.") from None
     ablation = read(comparison)
     if json:
         print_json(as_json(ablation))

@@ -3,14 +3,16 @@
 Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedsign.errors import ConfigError
-from simulations.options import JsonOption, NumbersOption, SetOption, ShowConfigOption
+from simulations.options import JsonOption, NumbersOption, SetOption, ShowConfigOption, Stopped, stoppable
 from simulations.printing import print_analysis, print_json, print_table
 
 
@@ -21,7 +23,9 @@ def condense(
     ] = None,
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; default: condensations/NAME.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the condensation in this folder.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="CONDENSATION", help="Resume the condensation in this folder.")
+    ] = None,
     show_config: ShowConfigOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -32,13 +36,16 @@ def condense(
     if resume is not None:
         if config is not None or overrides or out is not None:
             raise ConfigError("--resume goes on with a condensation's own configuration and folder: drop the others.")
-        records, written = condensing.resume(resume)
+        with _resumable(resume):
+            records, written = condensing.resume(resume)
     else:
         condensation = settings.load(config, overrides or [])
         if show_config:
             typer.echo(condensation.to_toml(), nl=False)
             return
-        records, written = condensing.condense(condensation, out or Path("condensations") / condensation.name)
+        folder = out or Path("condensations") / condensation.name
+        with _resumable(folder):
+            records, written = condensing.condense(condensation, folder)
     start, accuracy = (records[at]["accuracy"] for at in (0, -1))
     if json:
         print_json({"accuracy": accuracy, "lines": records, "files": [str(path) for path in written]})
@@ -46,6 +53,17 @@ def condense(
     print_table([{"accuracy": f"{accuracy:.4f}", "at the start": f"{start:.4f}", "steps": len(records) - 1}])
     for path in written:
         typer.echo(path)
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    from simulations.bilevel.condensing import CONFIG
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        hint = f"; resume with: fedsign condense --resume {shlex.quote(str(folder))}"
+        raise Stopped(f"stopped{hint if (folder / CONFIG).exists() else '.'}") from None
 
 
 def learn(
@@ -69,7 +87,7 @@ def learn(
         float, typer.Option(min=0, help="Learning rate of Adam on the (approximate) logarithms of the settings.")
     ] = 0.1,
     method: Annotated[
-        str, typer.Option(help="Hypergradient method (see fedsign list hypergradients).")
+        str, typer.Option(metavar="METHOD", help="Hypergradient method (see fedsign list hypergradients).")
     ] = "forward_exact",
     out: Annotated[Path | None, typer.Option(help="Output folder; default: tuning/NAME-learned.")] = None,
     toml: Annotated[
@@ -86,15 +104,11 @@ def learn(
         raise ConfigError("--toml and --json were both given; expected one of them.")
     experiment = configs.load(config, overrides or [])
     options = learning.Options(names=tuple(names), steps=steps, rounds=rounds, lr=lr, method=method)
-    console = Console(stderr=True, highlight=False, quiet=toml or json)
-
-    def say(step: Any) -> None:
-        console.print(f"step {step['step']}/{steps}: loss {step['loss']:.4f}")
-
     folder = out or Path("tuning") / f"{experiment.run_name}-learned"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
-    found = learning.learn(experiment, options, on_step=say)
+    with stoppable("the steps so far"):
+        found = learning.learn(experiment, options, keep=folder)
     written = found.write(folder)
     learned = learning.learned_config(experiment, found).to_toml()
     file = folder / "learned.toml"

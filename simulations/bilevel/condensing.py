@@ -24,10 +24,11 @@ from fedsign.storage.digests import BLANK, chain_of, chained, check_seal, sealed
 from fedsign.storage.disk import exclusive, write_text
 from fedsign.storage.results import read_records
 from simulations.bilevel.page import write_page
+from simulations.progress import display
 
 Record = dict[str, Any]
 CLASSES = "classes"
-_CONFIG, _STEPS, _TIMINGS = "config.toml", "steps.jsonl", "timings.jsonl"
+CONFIG, _STEPS, _TIMINGS = "config.toml", "steps.jsonl", "timings.jsonl"
 _FIRST = {_STEPS: 0, _TIMINGS: 1}  # the step of a file's first record
 _START, _IMAGES = "start.safetensors", "images.safetensors"
 
@@ -52,7 +53,7 @@ def condense(config: CondensationConfig, folder: Path) -> tuple[list[Record], li
         save_model(folder / _START, _with_classes(condensation, progress))
         _save(folder, condensation, progress, records, [])
         # last: `resume` takes a folder with a configuration for complete
-        write_text(folder / _CONFIG, sealed(f"# digest: {BLANK}\n\n{config.to_toml()}"))
+        write_text(folder / CONFIG, sealed(f"# digest: {BLANK}\n\n{config.to_toml()}"))
         return _go_on(condensation, progress, folder, records, [])
 
 
@@ -62,12 +63,12 @@ def resume(folder: Path) -> tuple[list[Record], list[Path]]:
     Raises:
         ResultsError: the folder holds no condensation, or a damaged one.
     """
-    if not (folder / _CONFIG).exists():
+    if not (folder / CONFIG).exists():
         raise ResultsError(f"{folder} holds no condensation; 'fedsign condense --out {folder}' makes one.")
     with _held(folder):
         try:
-            check_seal((folder / _CONFIG).read_text(encoding="utf-8"))
-            condensation = Condensation(load(folder / _CONFIG))
+            check_seal((folder / CONFIG).read_text(encoding="utf-8"))
+            condensation = Condensation(load(folder / CONFIG))
             state = {key: each.to(condensation.device) for key, each in load_tensors(folder / _IMAGES).items()}
             progress = Progress(state, step=int(state.pop("step")))
             # derived from the labels and written for readers; here Adam would take it for a parameter
@@ -82,15 +83,18 @@ def _go_on(
     condensation: Condensation, progress: Progress, folder: Path, records: list[Record], timings: list[Record]
 ) -> tuple[list[Record], list[Path]]:
     config = condensation.config
-    while progress.step < config.num_steps:
-        record = condensation.take(progress)
-        # apart, so that steps.jsonl is the same whenever a condensation is repeated
-        timings.append({"step": record["step"], "time_s": record.pop("time_s")})
-        if progress.step % config.outer.evaluate_every == 0 or progress.step == config.num_steps:
-            record["accuracy"] = condensation.evaluate(progress.meta)
-        records.append(record)
-        if "accuracy" in record:
-            _save(folder, condensation, progress, records, timings)
+    with display(config.num_steps, start=progress.step, unit="step", first=f"condensation {folder}") as shown:
+        accuracy = next(record["accuracy"] for record in reversed(records) if "accuracy" in record)
+        while progress.step < config.num_steps:
+            record = condensation.take(progress)
+            # apart, so that steps.jsonl is the same whenever a condensation is repeated
+            timings.append({"step": record["step"], "time_s": record.pop("time_s")})
+            if progress.step % config.outer.evaluate_every == 0 or progress.step == config.num_steps:
+                record["accuracy"] = accuracy = condensation.evaluate(progress.meta)
+            records.append(record)
+            if "accuracy" in record:
+                _save(folder, condensation, progress, records, timings)
+            shown.show(progress.step, {"accuracy": accuracy})
     before, after = (load_tensors(folder / name)[IMAGES].numpy() for name in (_START, _IMAGES))
     return records, [folder / _IMAGES, *write_page(folder, condensation, records, before=before, after=after)]
 

@@ -7,9 +7,10 @@ updates the hyperparameters by Adam. Each step draws new cohorts and batches.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,9 @@ from fedsign.rules import Rule, check
 from fedsign.seeding import Purpose, generator, torch_generator
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
+from simulations.bilevel.kept_steps import KeptSteps, Step
+from simulations.jobs import digest_of
+from simulations.progress import display
 from strategies.base import Strategy
 
 _STRATEGY = "strategy."
@@ -55,7 +59,7 @@ class Options:
     method: str = "forward_exact"
 
 
-Step = dict[str, Any]  # the step's number, the settings before it, and the loss of the rounds with these settings
+# A step: its number, the settings before it, and the loss of the rounds with these settings.
 
 
 class Learning:
@@ -67,7 +71,7 @@ class Learning:
 
     def __init__(self, config: ExperimentConfig, options: Options, *, dtype: torch.dtype = torch.float32) -> None:
         self.options, self._dtype = options, dtype
-        self._workload, self._config = Workload(config), config
+        self._workload, self.config = Workload(config), config
         validation = self._workload.dataset.validation
         if validation is None:
             raise ConfigError(
@@ -108,24 +112,28 @@ class Learning:
 
         return Problem(inner=self._inner, data=rounds, outer=outer)
 
-    def steps(self, others: Sequence["Learning"] = ()) -> Iterator[Step]:
+    def steps(self, others: Sequence["Learning"] = (), *, kept: KeptSteps | None = None) -> Iterator[Step]:
         """Yield the trajectory; the last record evaluates the learned values on the rounds of the first step.
 
         Args:
             others: the same experiment with other seeds; steps take turns between them.
+            kept: the steps of an interrupted call, which are yielded first.
 
         Raises:
             RoundError: training diverged.
         """
-        state, team = Adam().begin(self.start), [self, *others]
-        for step in range(self.options.steps + 1):
+        state, team, taken = Adam().begin(self.start), [self, *others], list[Step]()
+        if kept is not None:
+            state, taken = kept.state(state), [*kept.steps]
+            yield from kept.steps
+        for step in range(len(taken), self.options.steps + 1):
             # of the estimator's directions; cohorts and batches have the streams of their rounds
-            seed = torch_generator(self._config.seed, Purpose.LEARNING, round=step + 1)
+            seed = torch_generator(self.config.seed, Purpose.LEARNING, round=step + 1)
             meta = parameters_of(state)
             # the step after the last has the rounds of step 0 again, so that first and last loss can be compared
             turn, index = step % self.options.steps, step % self.options.steps % len(team)
             # the bits of the rounds depend on the number of threads, as in a run
-            with intra_op_threads(self._config.engine.threads):
+            with intra_op_threads(self.config.engine.threads):
                 estimate = self._method(team[index].problem(turn), meta, generator=seed)
             values = {name: each.tolist() for name, each in values_of(meta).items()}
             if not math.isfinite(estimate.value):
@@ -133,12 +141,15 @@ class Learning:
                     f"the training diverged in step {step} with {values}; begin with a lower client.lr, or learn "
                     "with a lower --lr."
                 )
-            yield {"step": step, "loss": estimate.value, **values}
             state = Adam().apply(state, estimate.gradient, self.options.lr)
+            taken.append({"step": step, "loss": estimate.value, **values})
+            if kept is not None:
+                kept.write(taken, state)
+            yield taken[-1]
 
     @cached_property
     def _inner(self) -> Federation:
-        task, client = self._workload.training_task, self._config.client
+        task, client = self._workload.training_task, self.config.client
 
         def loss(own: Tree, features: Tensor, targets: Tensor) -> Tensor:
             return task.loss(self._outputs(own, features), targets)
@@ -159,7 +170,7 @@ class Learning:
 
     def _round(self, number: int, position: int) -> Round:
         """Build round `number` as the engine runs it, at the learning rate of round `position`."""
-        config = self._config
+        config = self.config
         # the engine's own streams: step 0 runs the cohorts and batches of the experiment's first rounds
         rng = generator(config.seed, Purpose.SAMPLING, round=number)
         cohort = self._strategy.sample(number, range(config.partition.num_clients), config.server.cohort_size, rng)
@@ -169,8 +180,8 @@ class Learning:
 
     def _batches(self, client: int, number: int) -> list[tuple[Tensor, Tensor]]:
         index = self._workload.share_of(client)
-        rng = generator(self._config.seed, Purpose.BATCHES, round=number, partition=client)
-        plan = Batching.of(self._config.client).schedule(len(index), rng)
+        rng = generator(self.config.seed, Purpose.BATCHES, round=number, partition=client)
+        plan = Batching.of(self.config.client).schedule(len(index), rng)
         indices = (torch.from_numpy(index[chosen.numpy()]) for epoch in plan for chosen in epoch)
         batches = map(self._workload.training_samples.batch, indices)
         return [(self._in_dtype(features), targets) for features, targets in batches]
@@ -181,7 +192,7 @@ class Learning:
 
     def _now(self, name: str) -> Tensor:
         """Return a setting's value in the experiment."""
-        client = self._config.client
+        client = self.config.client
         if name == WEIGHTS:
             return self._weights()
         known = {LR: client.lr, WEIGHT_DECAY: client.weight_decay}
@@ -199,7 +210,7 @@ class Learning:
 
     def _weights(self) -> Tensor:
         """Return the weights of all clients, which sum to 1."""
-        strategy, clients = self._strategy, range(self._config.partition.num_clients)
+        strategy, clients = self._strategy, range(self.config.partition.num_clients)
         weights_given: Sequence[float] = strategy.weights
         if not weights_given and strategy.weighting == "uniform":
             # a softmax learns them, so that only ratios count
@@ -278,15 +289,36 @@ _RULES: tuple[Rule[Experiment], ...] = (
 )
 
 
-def learn(
-    config: ExperimentConfig, options: Options, *, on_step: Callable[[Step], None] = lambda step: None
-) -> Analysis:
-    """Learn the settings and return the whole trajectory."""
+def kept_steps(folder: Path, learning: Learning, others: Sequence[Learning] = ()) -> KeptSteps:
+    """The steps that an interrupted learning has left in a folder."""
+    seeds = [each.config.seed for each in (learning, *others)]
+    return KeptSteps(folder, digest_of(learning.config, seeds=seeds, **asdict(learning.options)))
+
+
+def shown_steps(
+    learning: Learning, others: Sequence[Learning] = (), *, kept: KeptSteps | None = None
+) -> Iterator[Step]:
+    """Take the steps, and show each."""
+    start = 0 if kept is None else max(0, len(kept.steps) - 1)
+    with display(learning.options.steps, start=start, unit="step") as shown:
+        for step in learning.steps(others, kept=kept):
+            yield step
+            shown.show(step["step"], {"loss": step["loss"]})
+
+
+def learn(config: ExperimentConfig, options: Options, *, keep: Path | None = None) -> Analysis:
+    """Learn the settings and return the whole trajectory.
+
+    Args:
+        config: the experiment.
+        options: what to learn, and how.
+        keep: folder for the steps so far, with which the same call goes on after an interruption.
+    """
     learning = Learning(config, options)
-    trajectory: list[Step] = []
-    for step in learning.steps():
-        trajectory.append(step)
-        on_step(step)
+    kept = None if keep is None else kept_steps(keep, learning)
+    trajectory = [*shown_steps(learning, kept=kept)]
+    if kept is not None:
+        kept.remove()
     first, last = trajectory[0], trajectory[-1]
     summary = [{"setting": name, "before": first[name], "learned": last[name]} for name in options.names]
     return Analysis(

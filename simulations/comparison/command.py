@@ -24,7 +24,7 @@ def compare(
     strategies: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,NAME,...",
+            metavar="STRATEGY,STRATEGY,...",
             help="Strategies to compare; default: fedavg, fedprox, feddyn, fedsign.",
             show_default=False,
         ),
@@ -67,7 +67,10 @@ def compare(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; default: comparisons/NAME.")] = None,
     reference: Annotated[
-        str | None, typer.Option(help="Strategy that the others are compared with; default: fedavg, or the first.")
+        str | None,
+        typer.Option(
+            metavar="STRATEGY", help="Strategy that the others are compared with; default: fedavg, or the first."
+        ),
     ] = None,
     target: Annotated[
         float | None,
@@ -113,7 +116,9 @@ def compare(
         ),
     ] = None,
     workers: WorkersOption = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the comparison in this folder.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="COMPARISON", help="Resume the comparison in this folder.")
+    ] = None,
     extend: Annotated[
         bool,
         typer.Option(

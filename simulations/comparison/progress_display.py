@@ -2,36 +2,30 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TaskID, TextColumn
 
 from fedsign.comparison.summary import Cell, Plan, values_label
-from simulations.callbacks.progress import LogLines, NotebookBar
 from simulations.jobs import Job, Watcher
+from simulations.output import current
+from simulations.progress import Display, bar, display
 
 
 class ProgressDisplay(Watcher):
-    """Draws on standard error, so that standard output stays free for results. Remaining time is estimated from rounds.
+    """A bar for all cells and one for each worker; without a terminal, as `simulations.progress` shows all rounds.
 
-    In a notebook, a line below the cell shows the overall progress; without a terminal, a line every 30 s.
+    Remaining time is estimated from rounds.
     """
 
     def __init__(self, plan: Plan, pending: Sequence[Cell]) -> None:
         self._labels, self._cells = plan.labels, {cell.id: cell for cell in pending}
         self._total, self._failed = len(plan.cells), 0
         self._done = self._total - len(pending)
-        console = Console(stderr=True)
-        self._bar = Progress(
+        self._bar = bar(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
             TextColumn("{task.fields[figures]}", markup=False),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=console.is_jupyter or not console.is_terminal,  # in notebooks, Rich would require ipywidgets
+            disable=current().display != "bar",
         )
-        self._line: NotebookBar | LogLines | None = None
+        self._line = Display()
         self._rounds = dict.fromkeys(self._cells, 0)
         self._all = self._bar.add_task("cells", total=sum(cell.rounds for cell in pending), figures="")
         self._of_worker: dict[int, TaskID] = {}
@@ -39,19 +33,19 @@ class ProgressDisplay(Watcher):
 
     def __enter__(self) -> "ProgressDisplay":
         self._bar.start()
-        rounds, unit = sum(cell.rounds for cell in self._cells.values()), "rounds of all runs"
-        if self._bar.console.is_jupyter:
-            self._line = NotebookBar(0, rounds, unit=unit)
-        elif self._bar.disable:
-            self._line = LogLines(0, rounds, first=f"{self._done} of {self._total} runs are done", unit=unit)
+        if self._bar.disable:
+            rounds, first = (
+                sum(cell.rounds for cell in self._cells.values()),
+                f"{self._done} of {self._total} runs are done",
+            )
+            self._line = display(rounds, unit="rounds of all runs", first=first)
         return self
 
     def __exit__(self, *raised: object) -> None:
         for task in self._of_worker.values():
             self._bar.remove_task(task)
         self._bar.stop()
-        if self._line is not None:
-            self._line.stop()
+        self._line.stop()
 
     def on_begin(self, worker: int, job: Job) -> None:
         """Show the cell in its worker's row."""
@@ -83,5 +77,4 @@ class ProgressDisplay(Watcher):
         rounds = sum(self._rounds.values())
         figures = f"{self._done}/{self._total}{f', {self._failed} failed' if self._failed else ''}"
         self._bar.update(self._all, completed=rounds, figures=figures)
-        if self._line is not None:
-            self._line.show(rounds, f"{figures} runs")
+        self._line.show(rounds, {"runs": figures})

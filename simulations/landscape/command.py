@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from simulations.options import NumbersOption, numbers, words
+from simulations.options import NumbersOption, numbers, stoppable, words
 from simulations.printing import escaped, print_facts, print_files, print_json, print_table
 
 TargetArgument = Annotated[
@@ -21,7 +21,7 @@ SamplesOption = Annotated[int | None, typer.Option(help="Number of test samples;
 StatisticsOption = Annotated[
     int, typer.Option(help="Training samples for recomputing BatchNorm statistics; 0 keeps the model's.")
 ]
-ModelOption = Annotated[str | None, typer.Option(help="Model of a weight file, such as mlp.")]
+ModelOption = Annotated[str | None, typer.Option(metavar="MODEL", help="Model of a weight file, such as mlp.")]
 ExperimentOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -85,22 +85,24 @@ def valley(
     """Draw loss and error around a model, along noise and special directions."""
     from simulations.landscape import valley as valleys
 
-    analysis = valleys.valley(
-        path,
-        directions=words(directions),
-        draws=draws,
-        scales=numbers("--scales", scales),
-        scaling=scaling,
-        signs=signs,
-        group=group,
-        points=points,
-        surface=surface,
-        samples=samples,
-        statistics=statistics,
-        seed=seed,
-        model=model,
-        overrides=overrides or (),
-    )
+    with stoppable("the points so far"):
+        analysis = valleys.valley(
+            path,
+            directions=words(directions),
+            draws=draws,
+            scales=numbers("--scales", scales),
+            scaling=scaling,
+            signs=signs,
+            group=group,
+            points=points,
+            surface=surface,
+            samples=samples,
+            statistics=statistics,
+            seed=seed,
+            model=model,
+            overrides=overrides or (),
+            keep=folder_of(path, out),
+        )
     finish(analysis, path, out, _print_valley, json=json, has_section=True)
 
 
@@ -115,7 +117,10 @@ def trajectory(
     """Draw a training trajectory over the plane of its two principal directions."""
     from simulations.landscape import trajectory as paths
 
-    analysis = paths.trajectory(path, points=points, samples=samples, statistics=statistics)
+    with stoppable("the points so far"):
+        analysis = paths.trajectory(
+            path, points=points, samples=samples, statistics=statistics, keep=folder_of(path, out)
+        )
     finish(analysis, path, out, _print_trajectory, json=json, has_section=True)
 
 
@@ -133,15 +138,17 @@ def interpolate(
     """Draw loss and error on the line through two models, and report the barrier between them."""
     from simulations.landscape import interpolate as interpolation
 
-    analysis = interpolation.interpolate(
-        first,
-        second,
-        points=points,
-        samples=samples,
-        statistics=statistics,
-        model=model,
-        overrides=overrides or (),
-    )
+    with stoppable("the points so far"):
+        analysis = interpolation.interpolate(
+            first,
+            second,
+            points=points,
+            samples=samples,
+            statistics=statistics,
+            model=model,
+            overrides=overrides or (),
+            keep=folder_of(first, out),
+        )
     finish(analysis, first, out, _print_path, json=json)
 
 
@@ -159,16 +166,25 @@ def curvature(
     """Measure the Hessian of the test loss: its trace and extreme eigenvalues."""
     from simulations.landscape import curvature as hessians
 
-    analysis = hessians.curvature(
-        path,
-        draws=draws,
-        eigenvalues=eigenvalues,
-        samples=samples,
-        seed=seed,
-        model=model,
-        overrides=overrides or (),
-    )
+    with stoppable():
+        analysis = hessians.curvature(
+            path,
+            draws=draws,
+            eigenvalues=eigenvalues,
+            samples=samples,
+            seed=seed,
+            model=model,
+            overrides=overrides or (),
+        )
     finish(analysis, path, out, _print_curvature, json=json)
+
+
+def folder_of(path: Path, out: Path | None) -> Path:
+    """The folder of an analysis."""
+    from simulations.landscape.target import run_of
+
+    run = run_of(path)
+    return out or (run.path if run else Path()) / "analysis" / ("" if run else path.stem)
 
 
 def finish(
@@ -184,7 +200,7 @@ def finish(
     from simulations.landscape.target import run_of
 
     run = run_of(path)
-    written = analysis.write(out or (run.path if run else Path()) / "analysis" / ("" if run else path.stem))
+    written = analysis.write(folder_of(path, out))
     page = None
     if has_section and run and not out:
         from fedsign.report.page import write_report

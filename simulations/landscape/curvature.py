@@ -1,12 +1,15 @@
 """`fedsign.analyze.curvature`: trace and extreme eigenvalues of the Hessian, and the angle of gradient and signs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 
 import torch
 
 from fedsign.landscape.curvature import Curvature
 from fedsign.report.analysis import Analysis
 from simulations.landscape.target import Source, target_of
+from simulations.progress import display
 
 
 def curvature(
@@ -36,8 +39,11 @@ def curvature(
     target = target_of(source, model=model, overrides=overrides)
     chosen = target.test_samples(samples)
     hessian = Curvature(target.model, target.workload.task, chosen)
-    trace, error = hessian.trace(draws=draws, seed=seed)
-    low, high = hessian.extreme_eigenvalues(eigenvalues, seed=seed)
+    with _shown(hessian, draws, "draw of the trace"):
+        trace, error = hessian.trace(draws=draws, seed=seed)
+    # Lanczos' method takes as many products as it needs
+    with _shown(hessian, None, "product for the eigenvalues"):
+        low, high = hessian.extreme_eigenvalues(eigenvalues, seed=seed)
     # float64: the cosine is near 0, a small difference of sums over all parameters
     gradient = hessian.gradient().double()
     signs = hessian.center.sign().double()
@@ -59,3 +65,11 @@ def curvature(
         },
         arrays={"smallest": low, "largest": high},
     )
+
+
+@contextmanager
+def _shown(hessian: Curvature, total: int | None, unit: str) -> Iterator[None]:
+    numbers = count(1)
+    with display(total, unit=unit) as shown:
+        hessian.on_product = lambda: shown.show(next(numbers))
+        yield

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedsign.landscape.figures import path_figures
@@ -9,6 +10,7 @@ from fedsign.landscape.interpolation import between
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
 from fedsign.report.analysis import Analysis
+from simulations.landscape.evaluations import evaluating
 from simulations.landscape.target import Source, Target, at_center, targets_of
 
 _log = logging.getLogger("fedsign")
@@ -23,6 +25,7 @@ def interpolate(
     statistics: int = 500,
     model: str | None = None,
     overrides: Sequence[str] = (),
+    keep: Path | None = None,
 ) -> Analysis:
     """Compute loss and error from one model to another and beyond, on the first one's test samples.
 
@@ -34,6 +37,7 @@ def interpolate(
         statistics: number of training samples to recompute BatchNorm statistics on; 0 keeps the models' own.
         model: the model of a file of weights, such as "mlp".
         overrides: other settings of its experiment, such as "data.name=mnist".
+        keep: folder for the values so far, with which the same call goes on after an interruption.
 
     Raises:
         FedSignError: the models differ in architecture.
@@ -43,7 +47,11 @@ def interpolate(
     landscape = start.landscape(samples, statistics)
     # both models in the first one's layout: an interpolation pairs parameters by name
     one, other = landscape.center, end.vector_in(landscape.layout).to(landscape.center)
-    lambdas, values, facts = between(landscape, one, other, points=points)
+    request = {"kind": "interpolation", "points": points, "samples": samples, "statistics": statistics}
+    request["experiment"] = start.workload.config.to_toml()
+    # three more: the ends and the middle
+    with evaluating(landscape, points + 3, keep=keep, request=request, models=[other]):
+        lambdas, values, facts = between(landscape, one, other, points=points)
     return Analysis(
         kind="interpolation",
         name=f"{start.name} to {end.name}",

@@ -15,6 +15,7 @@ from fedsign.landscape.valley import surface
 from fedsign.report.analysis import Analysis
 from fedsign.storage import checkpoints
 from fedsign.storage.results import RunFolder, open_run
+from simulations.landscape.evaluations import evaluating
 from simulations.landscape.target import Target, path_of, target_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,12 @@ _FEWEST = 4  # checkpoints: any three lie in a plane
 
 
 def trajectory(
-    run: "Run | Path | str", *, points: int = 41, samples: int | None = None, statistics: int = 500
+    run: "Run | Path | str",
+    *,
+    points: int = 41,
+    samples: int | None = None,
+    statistics: int = 500,
+    keep: Path | None = None,
 ) -> Analysis:
     """Compute loss and error over the plane of a trajectory's two principal directions, and the path in this plane.
 
@@ -34,6 +40,7 @@ def trajectory(
         points: number of points per side of the plane.
         samples: number of test samples; all by default.
         statistics: number of training samples to recompute BatchNorm statistics on; 0 keeps the models' own.
+        keep: folder for the values so far, with which the same call goes on after an interruption.
 
     Raises:
         FedSignError: it is not a run, or it did not keep its checkpoints.
@@ -48,10 +55,13 @@ def trajectory(
     rounds, models = _path(folder, target, landscape)
     plane = principal_plane(models)
     rows, columns = window(plane.coordinates, points)
-    # reversed: rows run along the second direction, the plot's y axis
-    values = surface(landscape, *reversed(plane.directions.unbind()), rows=rows, columns=columns)
-    # at the models themselves, which lie off the plane: its values there may be far from theirs
-    own = landscape.at(models)
+    request = {"kind": "trajectory", "points": points, "samples": samples, "statistics": statistics}
+    request["experiment"] = target.workload.config.to_toml()
+    with evaluating(landscape, points**2 + len(models), keep=keep, request=request, models=[models]):
+        # reversed: rows run along the second direction, the plot's y axis
+        values = surface(landscape, *reversed(plane.directions.unbind()), rows=rows, columns=columns)
+        # at the models themselves, which lie off the plane: its values there may be far from theirs
+        own = landscape.at(models)
     return Analysis(
         kind="trajectory",
         name=target.name,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from fedsign.landscape.surfaces import surface_figures
 from fedsign.landscape.valley import asymmetry, curves, lambdas_of, sides_of, surface
 from fedsign.registry import nearest, one_of
 from fedsign.report.analysis import Analysis, Row
+from simulations.landscape.evaluations import evaluating
 from simulations.landscape.target import Source, Target, target_of
 
 # D = parameters, P = points of a curve. A direction is [D], curves are [rays, scales, P], a surface is [P, P].
@@ -98,6 +100,7 @@ def valley(
     seed: int = 0,
     model: str | None = None,
     overrides: Sequence[str] = (),
+    keep: Path | None = None,
 ) -> Analysis:
     """Compute loss and error around a model, along curves or over a plane.
 
@@ -119,6 +122,7 @@ def valley(
         seed: seed of the noise.
         model: the model of a file of weights, such as "mlp".
         overrides: other settings of its experiment, such as "data.name=mnist".
+        keep: folder for the values so far, with which the same call goes on after an interruption.
 
     Raises:
         FedSignError: the model lacks what was requested, or a surface got only one direction.
@@ -147,9 +151,11 @@ def valley(
         **{name: getattr(options, name) for name in _IN_FACTS},
         "torch": torch.__version__,
     }
-    if options.surface:
-        return _surface(target.name, landscape, rays, options, facts)
-    return _curves(target.name, landscape, rays, options, facts)
+    make = _surface if options.surface else _curves
+    num = len(options.lambdas) ** 2 if options.surface else len(rays) * len(options.scales) * len(options.lambdas)
+    request = {**asdict(options), "experiment": target.workload.config.to_toml()}
+    with evaluating(landscape, num, keep=keep, request=request):
+        return make(target.name, landscape, rays, options, facts)
 
 
 def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Options, facts: Row) -> Analysis:

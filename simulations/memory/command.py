@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedsign.errors import ConfigError
 from fedsign.report import figures
-from simulations.options import NumbersOption, words
+from simulations.options import NumbersOption, stoppable, words
 from simulations.printing import escaped, print_json, print_wide
 from simulations.sharding.quantities import bytes_of
 
@@ -109,6 +109,7 @@ def memory(
     from fedsign.memory.methods import methods_of
     from fedsign.memory.step import AdamKind, AttentionKind, Device
     from simulations.memory import estimate as estimates
+    from simulations.progress import display
 
     is_named = config is None and not overrides
     if model is not None and not is_named:
@@ -151,13 +152,15 @@ def memory(
     names = estimates.possible_methods(work) if methods is None else words(methods)
     if not names:
         raise ConfigError("--methods names none; expected names such as full,lora,E+H+2L.")
-    rows = []
-    for method in methods_of(names, rank=rank, dropout=lora_dropout):
-        estimated = estimate(work, method, setting)
-        # `largest`: of several devices the fullest one decides
-        fits = None if card_bytes is None else estimated.largest.total_bytes <= card_bytes
-        measured = taken(work, method, setting, estimated, here) if measure else None
-        rows.append(replace(estimated, fits=fits, measured=measured))
+    rows, chosen = [], methods_of(names, rank=rank, dropout=lora_dropout)
+    with stoppable(), display(len(chosen), unit="method") as shown:
+        for method in chosen:
+            estimated = estimate(work, method, setting)
+            # `largest`: of several devices the fullest one decides
+            fits = None if card_bytes is None else estimated.largest.total_bytes <= card_bytes
+            measured = taken(work, method, setting, estimated, here) if measure else None
+            rows.append(replace(estimated, fits=fits, measured=measured))
+            shown.show(len(rows))
     title = f"{work.title}, {dtype}{' with float32 masters' if masters else ''}"
     # of the model itself, the same for every method: adapters are not counted
     num_parameters = rows[0].num_parameters

@@ -4,13 +4,14 @@ A key is (name, seed) or (name, setting). Means are over the seeds of a name; th
 """
 
 import os
+import signal
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from math import inf, isfinite, nan
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ import torch
 from fedsign.intervals import paired_difference as interval_of
 from fedsign.storage.results import Record, final_value
 from simulations.api import run
+from simulations.progress import display
+from simulations.recipes import kept
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
@@ -54,14 +57,35 @@ def final_values(runs: Mapping[Key, list[Record]], metric: str, *, last: int = 5
 
 
 def on_all_cores(jobs: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
-    """Run each job in a single-threaded process, started in the given order; return the results."""
+    """Run each job in a single-threaded process, started in the given order; return the results.
+
+    Inside `kept.keeping`, jobs whose results are on disk are not run.
+    """
+    paths = {key: kept.path_of(job) for key, job in jobs.items()}
+    found: dict[Key, Any] = {key: known[0] for key, path in paths.items() if (known := kept.read(path)) is not None}
     # spawn: a fork of a process that has used torch's threads hangs in its first parallel operator
-    with ProcessPoolExecutor(
-        os.cpu_count(), mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        # one thread each: more would compete for the same cores, and change the order of sums
-        results = {key: pool.submit(job) for key, job in jobs.items()}
-        return {key: result.result() for key, result in results.items()}
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), initializer=_begin) as pool:
+        futures = {pool.submit(job): key for key, job in jobs.items() if key not in found}
+        try:
+            with display(len(jobs), start=len(found), unit="training") as shown:
+                for future in as_completed(futures):
+                    key = futures[future]
+                    found[key] = future.result()
+                    kept.write(paths[key], found[key])
+                    shown.show(len(found))
+        except BaseException:
+            # or the pool would wait for all jobs
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
+            raise
+    return {key: found[key] for key in jobs}
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
+    # more threads would compete for the same cores, and change the order of sums
+    torch.set_num_threads(1)
 
 
 def best_settings(losses: Mapping[tuple[Key, float], float]) -> dict[Key, float]:

@@ -1,16 +1,18 @@
 """The `fedsign reproduce` command: options and printed results."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from simulations.options import JsonOption
+from simulations.options import JsonOption, stoppable
+from simulations.output import current
 from simulations.printing import escaped, print_json, print_table
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Recipe name (see --list).")] = "",
+    name: Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe name (see --list).")] = "",
     list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     data: Annotated[
         str,
@@ -23,7 +25,7 @@ def reproduce(
     data_root: Annotated[
         str, typer.Option("--data-root", metavar="DIR", help="Folder with the data set's files.")
     ] = "",
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Replace the recipe's model.")] = "",
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Replace the recipe's model.")] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer seeds and rounds: a smoke test, without a verdict on the claim.")
     ] = False,
@@ -31,6 +33,7 @@ def reproduce(
 ) -> None:
     """Check a claim: run its experiments, and compare the metrics with thresholds fixed in advance."""
     from simulations.recipes import table as recipes
+    from simulations.recipes.kept import keeping
     from simulations.recipes.where import AT_HOME, cost
 
     if list_all or not name:
@@ -47,10 +50,14 @@ def reproduce(
         print_json(rows) if json else print_table(rows)
         return
     recipe = recipes.get(name, data=data, root=data_root, model=model)
-    if recipe.budget is not None and recipe.expected is None and recipe.where is not AT_HOME:
-        sentence = f"nobody has measured {recipe.name}: {cost(recipe.budget(quick, recipe.where))}."
-        Console(stderr=True, soft_wrap=True, highlight=False).print(escaped(sentence))
-    finding = recipe.check(quick=quick)
+    folder = Path("reproductions") / (recipe.name.replace(" ", "-").replace("/", "") + "-quick" * quick)
+    with stoppable("finished trainings"):
+        if recipe.budget is not None and recipe.expected is None and recipe.where is not AT_HOME:
+            sentence = f"nobody has measured {recipe.name}: {cost(recipe.budget(quick, recipe.where))}."
+            if current().detail != "quiet":
+                current().print(sentence)
+        with keeping(folder):
+            finding = recipe.check(quick=quick)
     if json:
         print_json(finding.as_json())
     else:

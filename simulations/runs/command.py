@@ -106,7 +106,7 @@ def remove_runs(
 
 @app.command("verify")
 def verify_files(
-    path: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, or client states.")],
+    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run, a comparison, or client states.")],
     json: JsonOption = False,
 ) -> None:
     """Check every file against its digest; nothing is changed."""

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, EngineError, ResultsError
 from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.disk import disk_errors, exclusive, remove_partials, write_text
 from simulations.jobs import Job, Team, Watcher, digest_of
+from simulations.progress import display
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,18 +87,18 @@ def _run(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
     for path, cell in pending.items():
         fields = {"steps": cell.steps, "samples": cell.samples, "words": dict(cell.words)}
         jobs.append(Job(id=cell.id, message={"config": cell.config.to_toml(), "path": str(path.absolute()), **fields}))
-    console = Console(stderr=True)
-    columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
-    # in notebooks, Rich would require ipywidgets
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=console.is_jupyter) as bar:
-        task, failures = bar.add_task("", total=len(jobs)), list[str]()
+    failures = list[str]()
+    with display(len(jobs), unit="cell", first=f"{len(jobs)} cells to train in {folder}") as shown:
 
         class Ended(Watcher):
-            """Shows the number of finished cells on standard error, and collects the errors of failed ones."""
+            """Shows the number of finished cells, and collects the errors of failed ones."""
+
+            num = 0
 
             def on_end(self, worker: int, job: Job, error: str | None) -> None:
-                bar.advance(task)
+                self.num += 1
                 failures.extend([] if error is None else [error])
+                shown.show(self.num, {"failed": len(failures)} if failures else None)
 
         with Team("simulations.sparsity.training", workers=workers, logs=folder / "logs") as team:
             team.run(jobs, (Ended(),))

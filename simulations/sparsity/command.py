@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fedsign.errors import ConfigError, RoundError
-from simulations.options import ConfigArgument, NumbersOption, SetOption, numbers, words
+from simulations.options import ConfigArgument, NumbersOption, SetOption, numbers, stoppable, words
 from simulations.printing import escaped, print_analysis, print_json, print_table
 
 SchemesOption = Annotated[
@@ -69,7 +69,8 @@ def coordinates(
     from simulations.sparsity import coordinates as looking
 
     experiment, tried = configs.load(config, overrides or []), numbers("--densities", densities)
-    analysis = looking.measure(experiment, schemes=words(schemes), densities=tried, seeds=seeds, steps=steps)
+    with stoppable():
+        analysis = looking.measure(experiment, schemes=words(schemes), densities=tried, seeds=seeds, steps=steps)
     written = analysis.write(out or Path("analysis") / analysis.name)
     remark = (
         "ratio: to the first density, smallest and largest over seeds and modules; change: of the activations by the "
@@ -158,11 +159,8 @@ def transfer(
             "add it to --schemes."
         )
     folder = out or Path("tuning") / experiment.run_name
-    try:
+    with stoppable("finished cells"):
         analysis = tuning.tune(experiment, options, folder, workers=workers)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("finished cells are kept; the same command goes on.")
-        raise
     written = analysis.write(folder)
     if toml:
         typer.echo(_best_as_toml(analysis.summary, analysis.facts["setting"], scheme), nl=False)

@@ -32,6 +32,7 @@ from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.figures import Draw, draw
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
+from simulations.progress import display
 
 VARIANTS = {  # name -> the parameterization, and its differences from the configured one
     "sp": ("sp", {}),
@@ -97,17 +98,19 @@ def measure(
             "but expected one of each at least."
         )
     sizes, changes = [], []
-    for seed in range(config.seed, config.seed + seeds):
-        # per seed: data depend on the seed, but not on scheme and density
-        first: Workload | None = None
-        for scheme, density in product(schemes, densities):
-            workload = Workload(variant(config, scheme, density, seed=seed))
-            if first is not None:
-                workload.take_data(first)
-            first = first or workload
-            modules, of_modules, changes_of_modules = _watched(workload, steps)
-            sizes.append(of_modules)
-            changes.append(changes_of_modules)
+    with display(seeds * len(schemes) * len(densities), unit="training") as shown:
+        for seed in range(config.seed, config.seed + seeds):
+            # per seed: data depend on the seed, but not on scheme and density
+            first: Workload | None = None
+            for scheme, density in product(schemes, densities):
+                workload = Workload(variant(config, scheme, density, seed=seed))
+                if first is not None:
+                    workload.take_data(first)
+                first = first or workload
+                modules, of_modules, changes_of_modules = _watched(workload, steps)
+                sizes.append(of_modules)
+                changes.append(changes_of_modules)
+                shown.show(len(sizes))
     # size, change: [schemes, densities, seeds, steps + 1, modules]
     shape = (seeds, len(schemes), len(densities), steps + 1, len(modules))
     size, change = (np.moveaxis(np.reshape(each, shape), 0, 2) for each in (sizes, changes))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedsign.errors import ConfigError
-from simulations.options import ConfigArgument, JsonOption, SetOption, Stopped, TuneSeedsOption, WorkersOption, words
+from simulations.options import ConfigArgument, JsonOption, SetOption, TuneSeedsOption, WorkersOption, stoppable, words
 
 
 def search(
@@ -42,7 +42,7 @@ def search(
         float, typer.Option(min=0, help="Learning rate of Adam on the (approximate) logarithms of the settings.")
     ] = 0.1,
     learn_method: Annotated[
-        str, typer.Option(help="Hypergradient method (see fedsign list hypergradients).")
+        str, typer.Option(metavar="METHOD", help="Hypergradient method (see fedsign list hypergradients).")
     ] = "forward_exact",
     seeds: Annotated[
         str | None,
@@ -98,10 +98,8 @@ def search(
         gradients=gradients,
     )
     folder = out or Path("tuning") / f"{experiment.run_name}-search"
-    try:
+    with stoppable("finished runs"):
         comparison = tune(experiment, options, folder, workers=workers, extend=extend)
-    except KeyboardInterrupt:
-        raise Stopped("stopped; finished runs are kept; repeat the command to continue.") from None
     if toml:
         typer.echo((folder / "found.toml").read_text(encoding="utf-8"), nl=False)
         return

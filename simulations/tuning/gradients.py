@@ -7,7 +7,6 @@ matrix products and omits elementwise operations.  (With `forward_exact` and an 
 to show how well the count predicts them.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,8 @@ from fedsign.seeding import Purpose, torch_generator
 from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.disk import write_text
 from simulations.bilevel import learning
+from simulations.bilevel.kept_steps import FILE as STEPS
+from simulations.bilevel.kept_steps import Step
 from simulations.jobs import digest_of
 
 FILE = "learned.json"
@@ -102,8 +103,9 @@ class Gradients:
         )
         saved = _read(path, digest)
         if saved is None:
-            saved = {"digest_of": digest, **self._learn(config, seeds, steps=steps, rounds=rounds)}
+            saved = {"digest_of": digest, **self._learn(config, seeds, folder, steps=steps, rounds=rounds)}
             write_text(path, sealed_json(saved))
+            (folder / STEPS).unlink(missing_ok=True)
         # counted from the steps taken: a learning that diverged spent less
         spent = len(saved["steps"]) * rounds * cost + len(seeds) * config.rounds
         return Learned(
@@ -130,13 +132,15 @@ class Gradients:
         step = _operations(lambda: method(problem, meta, generator=rng))
         return round(step / _operations(lambda: final_state(problem, meta)), 2)
 
-    def _learn(self, config: ExperimentConfig, seeds: Sequence[int], *, steps: int, rounds: int) -> dict[str, Any]:
+    def _learn(
+        self, config: ExperimentConfig, seeds: Sequence[int], folder: Path, *, steps: int, rounds: int
+    ) -> dict[str, Any]:
         """Return the trajectory; if it diverges, up to the step before."""
         options = learning.Options(names=self.names, steps=steps, rounds=rounds, lr=self.lr, method=self.method)
         first, *others = (learning.Learning(config.replace(seed=seed), options) for seed in seeds)
-        started_at, trajectory, diverged = time.monotonic(), list[learning.Step](), False
+        kept, trajectory, diverged = learning.kept_steps(folder, first, others), list[Step](), False
         try:
-            for step in first.steps(others):
+            for step in learning.shown_steps(first, others, kept=kept):
                 trajectory.append(step)
         except RoundError:
             # it diverged with the experiment's own settings: nothing was learned
@@ -145,7 +149,7 @@ class Gradients:
             diverged = True
         # four digits, as in a search
         values = {name: float(f"{trajectory[-1][name]:.4g}") for name in self.names}
-        return {"values": values, "seconds": time.monotonic() - started_at, "steps": trajectory, "diverged": diverged}
+        return {"values": values, "seconds": kept.seconds, "steps": trajectory, "diverged": diverged}
 
 
 def _operations(compute: Callable[[], Any]) -> int:

@@ -19,6 +19,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.metrics import is_higher_better
 from fedsign.storage.disk import write_text
+from simulations.bilevel.kept_steps import FILE as STEPS
 from simulations.comparison.cells import (
     CellValue,
     Configs,
@@ -67,7 +68,7 @@ def tune(
     if options.gradients is not None:
         budget = options.trials * len(options.tuning_seeds) * config.rounds
         # before hours of learning, whose result would have no place
-        check_is_free(folder, (FILE,))
+        check_is_free(folder, (FILE, STEPS))
         learned = options.gradients.learn(tuned, options.tuning_seeds, folder, budget=budget)
     make = partial(make_plan, config, tuned, options, learned, environment=environment(options.trials))
     comparison = run_plan(Comparison(folder), make, workers=workers, extend=extend, allowed=(FILE,))

@@ -14,6 +14,7 @@ from fedsign.bilevel.unroll import final_state
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from simulations import run
+from simulations.bilevel.kept_steps import KeptSteps
 from simulations.bilevel.learning import Learning, Options, learn, learned_config
 
 ALL = ("strategy.gamma", "client.lr", "client.weight_decay", "aggregation.weights")
@@ -148,3 +149,19 @@ def test_a_knob_stands_for_the_experiments_value() -> None:
 def test_what_cannot_be_learned_is_refused(changes: dict[str, Any], names: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Learning(from_dict(tree(**changes)), Options(names=names)).start  # noqa: B018
+
+
+def test_a_learning_that_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+
+    config, options = from_dict(tree()), Options(names=(*ALL,), steps=3, lr=0.3)
+    whole = [*Learning(config, options).steps()]
+    for step in Learning(config, options).steps(kept=KeptSteps(tmp_path, "a")):
+        if step["step"] == 1:
+            break  # as Ctrl-C does
+    kept = KeptSteps(tmp_path, "a")
+    assert kept.steps == whole[:2] and kept.seconds > 0
+    learning = Learning(config, options)
+    assert [*learning.steps(kept=kept)] == whole
+    assert KeptSteps(tmp_path, "b").steps == []
+    (tmp_path / "steps.json").write_text("{")
+    assert KeptSteps(tmp_path, "a").steps == []

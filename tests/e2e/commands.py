@@ -125,8 +125,8 @@ def _was_deleted(extra: str) -> bool:
 
 
 def _check_fedsign(command: Command, folder: Path) -> None:
-    words = command.words[1:]
     click_command: Any = typer.main.get_command(app)
+    _, words = click_command.own_options(command.words[1:])
     path = ["fedsign"]
     while words and words[0] in getattr(click_command, "commands", {}):
         click_command = click_command.commands[words[0]]
@@ -258,6 +258,7 @@ COVERED: tuple[tuple[str, str, str], ...] = (  # pages, commands, the file of th
     ),
     (r".*", r"fedsign runs (tag|remove|verify|--).*", "tests/e2e/test_runs.py"),
     (r".*", r"fedsign new my-project", "tests/projects/test_projects.py"),
+    (r".*", r"fedsign completion .*", "tests/contract/test_completion.py"),
     (r".*", r"fedsign reproduce --list", "tests/reproduction/test_recipes.py"),
     (r".*", r"fedsign analyze (interpolate|signs|trajectory|curvature) .*", "tests/landscape/test_analyze.py"),
     (r".*", r"fedsign deploy (init|add-site|check|down|renew|revoke|status|up)\b.*", "tests/deployment/test_deploy.py"),

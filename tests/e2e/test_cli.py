@@ -15,7 +15,8 @@ import pytest
 
 from fedsign.registry import KINDS
 from simulations import cli
-from simulations.callbacks.progress import LogLines, _number
+from simulations.output import Output
+from simulations.progress import LogLines, text_of
 from tests.e2e.command import fedsign, settings
 
 QUICK = settings(rounds=2, partition__num_clients=4, partition__alpha=1.0, server__cohort_size=2)
@@ -49,10 +50,9 @@ def test_without_a_terminal_there_is_the_folder_first_and_then_a_line_every_30_s
         (30.0, ["first", "round 3/4  loss 1  "]),
         (0.0, ["first", *(f"round {n}/4  loss 1  " for n in (2, 3))]),
     ):
-        monkeypatch.setattr(LogLines, "EVERY_S", every_s)
-        lines = LogLines(1, 4, first="first")
+        lines = LogLines(1, 4, unit="round", first="first", output=Output(every_s=every_s))
         for round in (2, 3):
-            lines.show(round, "loss 1")
+            lines.show(round, {"loss": 1})
         lines.stop()
         assert [
             line.partition("1  ")[0] + line.partition("1  ")[1] for line in capsys.readouterr().err.splitlines()
@@ -219,4 +219,6 @@ def left_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_the_progress_bar_says_that_a_figure_diverged() -> None:
-    assert [_number(value) for value in (0.5, None, math.nan, math.inf)] == ["0.5000", *["diverged"] * 3]
+    assert [text_of({"loss": value}) for value in (0.5, None, math.nan, math.inf)] == [
+        f"loss {said}" for said in ("0.5000", *["diverged"] * 3)
+    ]

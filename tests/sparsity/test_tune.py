@@ -163,7 +163,7 @@ def test_ctrl_c_keeps_finished_cells_and_says_so(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "finished cells are kept; the same command goes on." in said and "Traceback" not in said
+    assert "stopped; finished cells are kept; go on with: fedsign tune transfer" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ STATIC = (
 )
 WRITTEN = (
     ("command line, written", ["-m", "tests.contract.test_cli_surface", "--write"]),
+    ("completion, written", ["-m", "tests.contract.test_completion", "--write"]),
     ("pages, written", ["-m", "benchmarks.pages"]),
 )
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfEp"]
