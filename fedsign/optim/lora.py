@@ -59,8 +59,8 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
     if experts and (aggregation != "average" or ranks):
         raise ConfigError(
             f"client.optimizer.aggregation={aggregation} and ranks={list(ranks)} were given, but '{experts[0]}' holds "
-            "experts, whose adapters are averaged with one rank; use aggregation=average and ranks=[], or leave experts "
-            "out of client.optimizer.targets."
+            "experts, whose adapters are averaged with one rank; use aggregation=average and ranks=[], or leave "
+            "experts out of client.optimizer.targets."
         )
     whole = list(ends.values()) if settings["head"] else []
     both = [name for name in names if name in ends and settings["head"]]
