@@ -59,11 +59,14 @@ def row_of(folder: RunFolder) -> Row:
     were not the defaults.
     """
     row = _EMPTY | {"run": str(folder.path)}
-    for facts in (_tags, _settings, _results):
-        try:
-            row |= facts(folder)
-        except (FedSignError, LookupError, TypeError, ValueError, AttributeError, OSError) as error:
-            return row | {"status": "damaged", "damage": str(error)}  # the other runs are still listed
+    try:
+        row |= _tags(folder)
+        text = folder.config_toml
+        tree = parse_toml(text, source=str(folder.path))  # not validated: runs of older versions are listed, too
+        row |= _settings(tree, changed_settings(text) or {})
+        row |= _results(folder, tree)
+    except (FedSignError, LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        row |= {"status": "damaged", "damage": str(error)}  # the other runs are still listed
     return row
 
 
@@ -72,22 +75,18 @@ def _tags(folder: RunFolder) -> Row:
     return {"tags": [*tags.tags], "note": tags.note}
 
 
-def _settings(folder: RunFolder) -> Row:
-    text = folder.config_toml
-    # not validated: runs of older versions are listed, too
-    tree = parse_toml(text, source=str(folder.path))
+def _settings(tree: Record, changed: Mapping[str, tuple[Any, Any]]) -> Row:
     return {
         "name": run_name(tree),
         "strategy": tree["strategy"]["name"],
         "data": tree["data"]["name"],
         "file": data_file(tree),
         "seed": tree["seed"],
-        "changed": {path: value for path, (value, _) in (changed_settings(text) or {}).items()},
+        "changed": {path: value for path, (value, _) in changed.items()},
     }
 
 
-def _results(folder: RunFolder) -> Row:
-    tree = parse_toml(folder.config_toml, source=str(folder.path))
+def _results(folder: RunFolder, tree: Record) -> Row:
     records = folder.rounds()
     metric = next(iter(tree.get("metrics", [])), "loss").rpartition(":")[2]
     best = _best(records, metric)

@@ -130,9 +130,9 @@ def test_a_supernode_without_a_number_is_refused(project: Path) -> None:
         _ = ProjectNode(own, project / "experiment.toml").partitions
 
 
-def _bound(socket: socket.socket) -> int:
-    socket.bind(("127.0.0.1", 0))
-    return int(socket.getsockname()[1])
+def _bound(unused: socket.socket) -> int:
+    unused.bind(("127.0.0.1", 0))
+    return int(unused.getsockname()[1])
 
 
 @contextmanager
