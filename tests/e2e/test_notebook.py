@@ -58,7 +58,8 @@ def test_the_tutorial_runs_in_an_empty_folder_and_shows_what_it_says(tmp_path: P
     assert f"{resumed.rounds[-1]['accuracy']:.6f}" in table.data["text/plain"]
     (picture,) = outputs_of(notebook, "import matplotlib")
     assert "image/png" in picture.data
-    (valley,) = outputs_of(notebook, "valley = ")
+    progress, valley = outputs_of(notebook, "valley = ")
+    assert "point " in progress.data["text/html"]
     assert valley.data["text/html"].startswith("<svg")
     (paired,) = outputs_of(notebook, "import pandas as pd")
     assert "FedSign" in paired.data["text/plain"]
