@@ -28,6 +28,7 @@ from simulations import Run, run
 from strategies.base import Strategy
 from strategies.fedavg import FedAvg
 from tests.contract.test_strategies import lines
+from tests.contract.transported import over_flowers_transport
 from tests.partial.test_lora import MODELS, SETTINGS
 
 EXACT = ("ffa", "flora", "fedex")
@@ -238,6 +239,12 @@ def test_messages_give_the_lines_and_the_model_of_one_process(whole: Whole, tmp_
     there = run(kind_of(whole.kind, tmp_path, strategy=named))
     assert lines(here) == lines(there)
     assert (here.path / "model.safetensors").read_bytes() == (there.path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["ffa", "fedex", "flora, mixed ranks"])
+def test_serialized_messages_give_the_lines_of_one_process(kind: str, tmp_path: Path) -> None:
+    folder, here = over_flowers_transport(tmp_path, kind_of(kind, tmp_path)), run(kind_of(kind, tmp_path))
+    assert folder.rounds() == here.rounds
 
 
 @pytest.mark.needs("workers")

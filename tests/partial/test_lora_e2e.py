@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 from tests.e2e.command import fedsign, settings
 
-
 OPTIMIZERS: dict[str, dict[str, object]] = {
     "average": {},
     "fedex": {"client__optimizer__aggregation": "fedex"},
