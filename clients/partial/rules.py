@@ -79,8 +79,10 @@ RANKS = Choice[Experiment](
     given="client.optimizer.ranks was given, but",
     rules=(
         Rule(
-            lambda experiment: len(_ranks(experiment)) != experiment.config.partition.num_clients,
-            "has another length than the {config.partition.num_clients} clients",
+            lambda experiment: (
+                len(_ranks(experiment)) != experiment.config.partition.num_clients and len(_ranks(experiment))
+            ),
+            "holds {found} ranks for {config.partition.num_clients} clients",
             "expected one rank for each",
         ),
         Rule(
