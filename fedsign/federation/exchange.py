@@ -159,6 +159,9 @@ class RoundHook(Protocol):
     completed round.
     """
 
+    stop: str = ""
+    """Why the run ends with the round that was evaluated last; empty if it goes on."""
+
     def begin(self, round: int) -> ReplyObserver | None:
         """Called before clients are asked; returns an observer of the round's accepted replies."""
         return None
@@ -166,6 +169,9 @@ class RoundHook(Protocol):
     def end(self, traffic: Traffic) -> Record:
         """Called after the server update and before evaluation; returns additions to the round's record."""
         return {}
+
+    def evaluated(self, record: Record, model: Mapping[str, Tensor]) -> None:
+        """Called after evaluation, with the complete record and the evaluated model's tensors; may set `stop`."""
 
     def write(self, record: Record, *, durable: bool) -> Record:
         """Called before the record is written, to write own files; returns the record as it may be published."""
