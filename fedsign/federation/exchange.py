@@ -172,6 +172,7 @@ class RoundHook(Protocol):
 
     def evaluated(self, record: Record, model: Mapping[str, Tensor]) -> None:
         """Called after evaluation, with the complete record and the evaluated model's tensors; may set `stop`."""
+        return
 
     def write(self, record: Record, *, durable: bool) -> Record:
         """Called before the record is written, to write own files; returns the record as it may be published."""

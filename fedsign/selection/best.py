@@ -27,7 +27,8 @@ _log = logging.getLogger("fedsign")
 
 def metric_of(config: ExperimentConfig) -> str:
     """The metric that judges models, such as `validation_accuracy`: that of results.keep_best, or the first."""
-    chosen = config.get("results.keep_best", False)
+    first: bool | str = True
+    chosen = config.get("results.keep_best", first)
     names = [name.rpartition(":")[2] for name in config.metrics]
     return f"validation_{chosen if isinstance(chosen, str) else [*names, 'loss'][0]}"
 

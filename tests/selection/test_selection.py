@@ -170,10 +170,10 @@ def test_a_damaged_or_missing_best_model_is_an_error(tmp_path: Path) -> None:
     content = bytearray(done.folder.best.read_bytes())
     content[-1] ^= 1
     done.folder.best.write_bytes(content)
-    with pytest.raises(ResumeError, match="best.safetensors is missing or damaged"):
+    with pytest.raises(ResumeError, match=r"best\.safetensors is missing or damaged"):
         done.model(best=True)
     plain = run(merged(experiment(tmp_path / "plain"), {"rounds": 1}))
-    with pytest.raises(ResultsError, match="has no best model; run with results.keep_best=true"):
+    with pytest.raises(ResultsError, match=r"has no best model; run with results\.keep_best=true"):
         plain.model(best=True)
 
 
