@@ -9,14 +9,14 @@ from fedsign.sections import NonNegative, Table
 
 
 def _without_validation(config: Any) -> str:
-    """The setting that needs validation samples where there are none; empty if none does."""
+    """results.keep_best or results.patience without validation samples"""
     given = {key: getattr(config.results, key) for key in ("keep_best", "patience")}
     used = [f"results.{key}={shown(value)}" for key, value in given.items() if value not in (False, 0)]
     return "" if config.data.validation_fraction else " and ".join(used)
 
 
 def _known_metrics(config: Any) -> str:
-    """The metrics to choose by, if another one was named."""
+    """results.keep_best names no metric of the run"""
     known = [*(name.rpartition(":")[2] for name in config.metrics), "loss"]
     chosen = config.results.keep_best
     return ", ".join(known) if isinstance(chosen, str) and chosen not in known else ""
