@@ -6,8 +6,6 @@ CAPABILITY = Capability(
     purpose="likely mistakes in the data and in the course of a run, each with the setting that helps",
     modules=("fedsign.diagnosis",),
     files=(
-        "docs/how-to/check-a-run.md",
-        "benchmarks/diagnosis.py",
         "benchmarks/results/diagnosis.json",
         "tests/fixtures/decay.json",
     ),
