@@ -10,6 +10,7 @@ import importlib.metadata
 import logging
 import platform
 import subprocess
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -75,12 +76,20 @@ class Run:
         """The complete configuration."""
         return configs.from_toml(self.folder.config_toml)
 
-    def model(self) -> nn.Module:
-        """Load the evaluated model of the newest checkpoint, in evaluation mode.
+    def model(self, *, best: bool = False) -> nn.Module:
+        """Load the evaluated model of the newest checkpoint, or the best one by validation, in evaluation mode.
 
         Raises:
-            ResultsError: the run ended before its first checkpoint.
+            ResultsError: the run ended before its first checkpoint, or did not keep its best model.
         """
+        if best:
+            if not self.folder.best.exists():
+                raise ResultsError(
+                    f"{self.path} has no best model; run with results.keep_best=true and data.validation_fraction=0.1."
+                )
+            model = Workload(self.config).make_model()
+            model.load_state_dict(checkpoints.load_model(self.folder.best))
+            return model.eval()
         checkpoint = checkpoints.load_latest(self.folder.checkpoints)
         if checkpoint is None:
             raise ResultsError(f"{self.path} has no checkpoint yet; resume it with 'fedsign run --resume {self.path}'.")
@@ -197,7 +206,9 @@ def _execute(workload: Workload, engine: Engine, folder: RunFolder, callbacks: l
     except BaseException as error:
         _conclude(folder, _failed(error), callbacks)
         raise
-    _conclude(folder, {"status": "finished"}, callbacks)
+    # the extension point `outcome`: functions `(config, folder) -> Record`
+    added = [add(workload.config, folder) for add in extensions("outcome")]
+    _conclude(folder, {"status": "finished", **dict(ChainMap(*added))}, callbacks)
 
 
 def _failed(error: BaseException) -> Record:

@@ -103,11 +103,15 @@ class RoundLoop:
 
     def run(self) -> None:
         """Run all remaining rounds, then write the final model."""
-        while self.round < self._config.rounds:
+        while not self._is_over:
             self.round += 1
             self._run_round()
         whole = self._model.packing.whole(self._evaluated)
         checkpoints.save_model(self.folder.path / "model.safetensors", whole)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.round >= self._config.rounds or any(hook.stop for hook in self._hooks)
 
     def _run_round(self) -> None:
         started_at = time.perf_counter()
@@ -134,11 +138,13 @@ class RoundLoop:
         record["weight_norm"] = float(np.float32(norm_of(self._evaluated, self._parameters)))
         for metrics in columns:
             record |= metrics
+        for hook in self._hooks:
+            hook.evaluated(record, partial(self._model.packing.whole, self._evaluated))
         self._write(record, timings, evaluated)
 
     def _on_outputs(self, outputs: Tensor, targets: Tensor) -> None:
         for hook in self._hooks:
-            hook.evaluated(outputs, targets)
+            hook.on_outputs(outputs, targets)
 
     def _train(self) -> Traffic:
         """Run one round of the strategy, and update the served and the evaluated model."""
@@ -246,7 +252,7 @@ class RoundLoop:
     def _write(self, record: Record, timings: dict[str, float], evaluated: Evaluation) -> None:
         """Write the round's results, in the order of [Note: what is written when]."""
         results = self._config.results
-        is_checkpoint = self.round % results.checkpoint_every == 0 or self.round == self._config.rounds
+        is_checkpoint = self.round % results.checkpoint_every == 0 or self._is_over
         # Timings have a separate file, so that rounds.jsonl is the same whenever a run is repeated.
         self.folder.append("timings.jsonl", {"round": self.round, **timings})
         for hook in self._hooks:

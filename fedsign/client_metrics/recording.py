@@ -37,7 +37,7 @@ class ClientMetrics(RoundHook):
         }
         return {}
 
-    def evaluated(self, outputs: Tensor, targets: Tensor) -> None:
+    def on_outputs(self, outputs: Tensor, targets: Tensor) -> None:
         """Take the accuracy of each class."""
         if self._num_classes and outputs.dim() == 2:
             self._record["class_accuracy"] = class_accuracy(outputs, targets, self._num_classes)

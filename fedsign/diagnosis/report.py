@@ -2,7 +2,7 @@
 
 from fedsign.diagnosis.finding import FILE
 from fedsign.report.sections import Section, Table
-from fedsign.report.summary import Run
+from fedsign.report.summary import Fact, Run
 from fedsign.storage.results import RunFolder
 
 _MOST = 50
@@ -20,5 +20,7 @@ def section(run: Run) -> Section | None:
     return Section(
         title="Findings",
         lead="Likely mistakes in the data or in the course of the run.",
+        # also printed at the end of a run, whose warnings may be in the log of another process
+        facts=[Fact(name="findings", value=str(len(findings)), remark="likely mistakes, see findings.jsonl")],
         table=Table(heads=["Rule", "Round", "Finding"], rows=rows, total=len(findings), file=FILE),
     )

@@ -166,6 +166,9 @@ class RoundHook(Protocol):
     completed round.
     """
 
+    stop: str = ""
+    """Why the run ends with the round that was evaluated last; empty if it goes on."""
+
     def begin(self, round: int) -> ReplyObserver | None:
         """Called before clients are asked; returns an observer of the round's accepted replies."""
         return None
@@ -174,8 +177,11 @@ class RoundHook(Protocol):
         """Called after the server update and before evaluation; returns additions to the round's record."""
         return {}
 
-    def evaluated(self, outputs: Tensor, targets: Tensor) -> None:
+    def on_outputs(self, outputs: Tensor, targets: Tensor) -> None:
         """Called if the server evaluates, with the outputs for its test samples, or what the task keeps of them."""
+
+    def evaluated(self, record: Record, model: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Called after evaluation, with the complete record and what returns the evaluated model; may set `stop`."""
         return
 
     def write(self, record: Record, *, durable: bool) -> Record:

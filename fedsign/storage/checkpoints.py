@@ -30,7 +30,7 @@ from fedsign.errors import ResumeError
 from fedsign.records import Tensors
 from fedsign.storage.digests import digest_of, read_json, sealed_json
 from fedsign.storage.disk import fresh_path, replace_file, replaced_folder
-from fedsign.storage.results import RunFolder
+from fedsign.storage.results import RunFolder, damaged
 
 FORMAT = 3
 _READABLE = (1, 2, FORMAT)
@@ -168,18 +168,30 @@ def load(path: Path) -> Checkpoint:
         )
 
 
-def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a model as a plain state_dict in safetensors, atomically."""
-    replace_file(path, lambda partial: save_tensors(partial, tensors))
+def save_model(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
+    """Write a model as a plain state_dict in safetensors, atomically; `facts` are metadata of the file."""
+    replace_file(path, lambda partial: save_tensors(partial, tensors, facts))
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+def load_model(path: Path) -> Tensors:
+    """Read what `save_model` wrote.
+
+    Raises:
+        ResumeError: it is missing or damaged.
+    """
+    try:
+        return load_tensors(path)
+    except (OSError, SafetensorError) as error:
+        raise damaged(path, error) from error
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> str:
     """Write tensors with their digest, which is returned; a full disk raises OSError, as for other writes."""
     # Cloned, because safetensors refuses tensors that share memory, such as tied weights.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     digest = tensors_digest(plain)
     try:
-        save_file(plain, path, metadata={_DIGEST: digest})
+        save_file(plain, path, metadata={**(facts or {}), _DIGEST: digest})
     except SafetensorError as error:
         raise _as_os_error(error, path) from error
     return digest

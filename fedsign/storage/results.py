@@ -16,6 +16,8 @@ runs/<experiment>/<id>/
     members.jsonl      sites that joined, left, or were refused, with the round
     checkpoints/       see fedsign.storage.checkpoints
     clients/           client states
+    model.safetensors  the evaluated model after the last round
+    best.safetensors   the evaluated model of the best round by validation, with `results.keep_best`
     lock               held by the process that executes the run
     outcome.json       how the run ended; missing while it runs and after a kill
     tags.json          tags and a note of the user's, if there are any
@@ -55,6 +57,11 @@ class RunFolder:
     def clients(self) -> Path:
         """The folder of client states, for engines on this machine."""
         return self.path / "clients"
+
+    @property
+    def best(self) -> Path:
+        """The file of the best model by validation; only with `results.keep_best`."""
+        return self.path / "best.safetensors"
 
     @property
     def config_toml(self) -> str:

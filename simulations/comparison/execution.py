@@ -192,6 +192,7 @@ def run_plan(
     # the plan is made twice: reading the values of trials requires its metric
     metric = make()[0].metric
     plan, cell_configs = make(value_of=_values_in(comparison, metric))
+    _check_lengths(cell_configs)
     processes = _workers(cell_configs, workers)
     existing = comparison.plan if (comparison.path / PLAN).is_file() else None
     _check_folder(comparison.path, plan, existing, extend=extend, allowed=allowed)
@@ -281,6 +282,15 @@ def _workers(cell_configs: Configs, given: int | None) -> int:
     cores = max(config.engine.threads * config.engine.settings["workers"] for config in cell_configs.values())
     # affinity, not cpu_count: a container or a scheduler may have lent fewer cores
     return given or max(1, len(os.sched_getaffinity(0)) // cores)
+
+
+def _check_lengths(cell_configs: Configs) -> None:
+    """Refuse early stopping: curves are averaged over seeds round by round."""
+    if patience := max((config.get("results.patience", 0) for config in cell_configs.values()), default=0):
+        raise ConfigError(
+            f"results.patience={patience} was given, but the runs of a comparison have the same number of rounds; set "
+            "it to 0, and results.keep_best=true to keep the best model of each run."
+        )
 
 
 def _check_folder(path: Path, plan: Plan, existing: Plan | None, *, extend: bool, allowed: Collection[str]) -> None:

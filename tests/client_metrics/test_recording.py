@@ -131,7 +131,7 @@ def test_without_labels_there_is_no_class_accuracy(num_classes: int, outputs: to
     """A regression has no class names; per-token outputs have a dimension more."""
     hook = ClientMetrics(RunFolder(tmp_path), num_classes=num_classes)
     hook.end(Traffic())
-    hook.evaluated(outputs, torch.zeros(2, dtype=torch.int64))
+    hook.on_outputs(outputs, torch.zeros(2, dtype=torch.int64))
     hook.write({"round": 1}, durable=False)
     (record,) = read_records(tmp_path / "clients.jsonl")
     assert record["class_accuracy"] is None
