@@ -179,6 +179,7 @@ class RoundHook(Protocol):
 
     def on_outputs(self, outputs: Tensor, targets: Tensor) -> None:
         """Called if the server evaluates, with the outputs for its test samples, or what the task keeps of them."""
+        return
 
     def evaluated(self, record: Record, model: Callable[[], Mapping[str, Tensor]]) -> None:
         """Called after evaluation, with the complete record and what returns the evaluated model; may set `stop`."""
