@@ -4,6 +4,10 @@ from fedsign.capability import Capability
 
 CAPABILITY = Capability(
     purpose="likely mistakes in the data and in the course of a run, each with the setting that helps",
-    modules=("fedsign.diagnosis",),
-    extends={"report_section": "fedsign.diagnosis.report:section"},
+    modules=("fedsign.diagnosis", "simulations.data_check"),
+    commands={"data check": "simulations.data_check:check"},
+    extends={
+        "report_section": "fedsign.diagnosis.report:section",
+        "run_check": "fedsign.diagnosis.data:run_check",
+    },
 )
