@@ -33,10 +33,12 @@ class Rule(Generic[CheckedT]):
 
     def refusal(self, checked: CheckedT) -> str:
         """Sentence and remedy; empty if the combination is allowed."""
+        return "; ".join(filter(None, self.texts(checked)))
+
+    def texts(self, checked: CheckedT) -> tuple[str, ...]:
+        """Sentence and remedy; no text if the combination is allowed."""
         found = self.when(checked)
-        if not found:
-            return ""
-        return "; ".join(_filled(text, checked, found) for text in (self.sentence, self.remedy) if text)
+        return tuple(_filled(text, checked, found) for text in (self.sentence, self.remedy)) if found else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,6 +101,7 @@ class PartitionTraits(Traits):
 
     kind = "partition"
     client_data: Any = None  # a reader of data that clients hold themselves; nothing is partitioned
+    is_even: bool = False  # all clients are meant to have equally many samples of the same distribution
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -195,6 +195,14 @@ class Workload:
         """The encoding of updates from the extension point `update_encoding`; None sends whole models."""
         return next(filter(None, (make(self) for make in extensions("update_encoding"))), None)
 
+    def check_data(self) -> list[dict[str, Any]]:
+        """What the extension point `run_check` finds in the data, as records of findings.jsonl.
+
+        Raises:
+            DataError: a check refuses the data.
+        """
+        return [record for check in extensions("run_check") for record in check(self)]
+
     def make_model(self) -> nn.Module:
         """A new model with the experiment's initial parameters, identical in every process."""
         with torch_stream(self.config.seed, Purpose.MODEL):

@@ -28,7 +28,6 @@ from fedsign._version import __version__
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.errors import ConfigError, FedSignError, ResultsError
-from fedsign.extensions import extensions
 from fedsign.former_names import current_tree
 from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec
@@ -245,11 +244,9 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
 
 
 def _start(workload: Workload) -> RunFolder:
-    """Create the run's folder. Functions `(workload) -> list[Record]` of the extension point `run_check` come before:
-    each may refuse the experiment, and returns findings.
-    """
+    """Create the run's folder, once the data are checked."""
     config = workload.config
-    findings = [record for check in extensions("run_check") for record in check(workload)]
+    findings = workload.check_data()
     folder = results.create(
         Path(config.results.root),
         partition=partition_record(workload),
@@ -260,6 +257,7 @@ def _start(workload: Workload) -> RunFolder:
         environment=environment(),
     )
     for record in findings:
+        _log.warning("%s; %s.", record["message"], record["remedy"])
         folder.append("findings.jsonl", record)
     return folder
 

@@ -105,6 +105,7 @@ app = typer.Typer(
 
 _GROUPS = {  # command groups of capabilities; a group without commands is not shown
     "analyze": "Analyze a model: loss valleys, linear interpolation, signs, curvature.",
+    "data": "Examine an experiment's data.",
     "estimate": "Estimate the cost of training before running it.",
     "tune": "Tune hyperparameters by search or by gradients.",
 }

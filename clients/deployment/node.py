@@ -85,7 +85,7 @@ class SuperNode(Node):
     @property
     def workload(self) -> Workload:
         """The experiment with this node's own settings."""
-        return _workload(self.experiment, self.partitions, tuple(self._own.items()))
+        return workload_of(self.experiment, self.partitions, tuple(self._own.items()))
 
     @property
     def states(self) -> ClientStore:
@@ -116,7 +116,9 @@ class SuperNode(Node):
             return answer
         sites.check_tokenizer(workload.config, workload.dataset.text, str(question.get(TOKENIZER_KEY, "")))
         for note in workload.dataset.notes:
-            _log.warning("%s", note)  # notes about a node's data stay in its own log
+            _log.warning("%s", note)  # notes and findings about a node's data stay in its own log
+        for record in workload.check_data():
+            _log.warning("%s; %s.", record["message"], record["remedy"])
         if not self._own.get(settings.SHARE_KEY):
             return answer
         return answer | {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}
@@ -130,7 +132,7 @@ class SuperNode(Node):
 
 
 @lru_cache(maxsize=2)  # a process handles many messages
-def _workload(experiment: str, partitions: tuple[int, ...], own: tuple[tuple[str, Any], ...]) -> Workload:
+def workload_of(experiment: str, partitions: tuple[int, ...], own: tuple[tuple[str, Any], ...]) -> Workload:
     """The experiment with a node's own settings."""
     config, given = from_toml(experiment), dict(own)
     changes = {path: given[key] for _, _, key, path in settings.node_keys() if key in given}

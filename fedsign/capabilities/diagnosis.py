@@ -4,13 +4,15 @@ from fedsign.capability import Capability
 
 CAPABILITY = Capability(
     purpose="likely mistakes in the data and in the course of a run, each with the setting that helps",
-    modules=("fedsign.diagnosis",),
+    modules=("fedsign.diagnosis", "simulations.data_check"),
     files=(
         "benchmarks/results/diagnosis.json",
         "tests/fixtures/decay.json",
     ),
+    commands={"data check": "simulations.data_check:check"},
     extends={
         "report_section": "fedsign.diagnosis.report:section",
         "round_hook": "fedsign.diagnosis.judge:round_hook",
+        "run_check": "fedsign.diagnosis.data:run_check",
     },
 )

@@ -224,8 +224,9 @@ class Dataset:
     `class_names` is empty for a regression.  `normalization` is the usual one for this data: the factory does *not*
     apply it, but `Workload.dataset` does.  If it is usually measured, `standardized` instead says which channels are
     scaled to mean 0 and standard deviation 1 over the training samples.  `validation` holds samples held out for
-    choosing hyperparameters; the workload creates it.  `notes` are sentences for readers of a run, such as what was
-    truncated; they are stored in partition.json.  `text` is the tokenizer if samples are blocks of tokens, else None.
+    choosing hyperparameters; the workload creates it.  `feature_names` holds the column of each feature of a table.
+    `notes` are sentences for readers of a run, such as what was truncated; they are stored in partition.json.  `text`
+    is the tokenizer if samples are blocks of tokens, else None.
     """
 
     train: AnySamples
@@ -235,6 +236,7 @@ class Dataset:
     standardized: tuple[bool, ...] = ()
     validation: AnySamples | None = None
     text: Tokenizer | None = None
+    feature_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

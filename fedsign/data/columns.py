@@ -151,6 +151,7 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
         class_names=class_names,
         notes=tuple(filter(None, notes)),
         standardized=tuple(scaled.tolist()),
+        feature_names=tuple(name for name, each in zip(names, encoded, strict=True) for _ in range(each[0].shape[1])),
     )
 
 

@@ -4,6 +4,10 @@ Optional arrays: owners (owners_train beside x_train), one integer per training 
 scaled to [0, 1].  Integers and texts as targets are classes, texts in sorted order; real targets are those of a
 regression.
 
+Integers are positions in the array class_names.  Without it, a class is named by its number: labels from 0 keep it as
+their position, so that a number in between may be a class without samples; labels from 1 on, or of -1 and 1, are
+classes in sorted order, which a note says.
+
 The setting `class_names` lists the classes in order.  Labels are indices into it; or, if the file has class_names of
 its own, they are mapped by name.
 """
@@ -52,7 +56,12 @@ def npz(
         )
     if class_names:
         train, test = (_among(part, arrays, class_names, file) for part in (train, test))
-    return Dataset(train=train, test=test, class_names=class_names or _class_names(arrays, train, test))
+        return Dataset(train=train, test=test, class_names=class_names)
+    if train.targets.is_floating_point():
+        return Dataset(train=train, test=test, class_names=())
+    if "class_names" in arrays:
+        return Dataset(train=train, test=test, class_names=tuple(str(name) for name in arrays["class_names"]))
+    return _numbered(train, test, file)
 
 
 def _read(file: Path) -> Arrays:
@@ -134,10 +143,19 @@ def _among(samples: Samples, arrays: Arrays, class_names: tuple[str, ...], file:
     return samples
 
 
-def _class_names(arrays: Arrays, train: Samples, test: Samples) -> tuple[str, ...]:
-    if train.targets.is_floating_point():
-        return ()
-    if "class_names" in arrays:
-        return tuple(str(name) for name in arrays["class_names"])
-    highest = max(int(part.targets.max()) for part in (train, test) if len(part))
-    return tuple(str(label) for label in range(highest + 1))
+def _numbered(train: Samples, test: Samples, file: Path) -> Dataset:
+    """A data set whose classes are named by their numbers."""
+    labels = np.unique(torch.cat([train.targets.flatten(), test.targets.flatten()]).numpy())
+    # other negative labels stay, and are refused later: -1 may stand for "unlabeled"
+    if not len(labels) or (labels[0] < 1 and labels.tolist() != [-1, 1]):
+        names = tuple(str(label) for label in range(labels.max(initial=-1) + 1))
+        return Dataset(train=train, test=test, class_names=names)
+    known = torch.from_numpy(labels)
+    train, test = (replace(part, targets=torch.searchsorted(known, part.targets)) for part in (train, test))
+    note = f"the labels of {file} are {_listed(labels)}; model outputs are numbered from 0, in this order."
+    return Dataset(train=train, test=test, class_names=tuple(map(str, labels.tolist())), notes=(note,))
+
+
+def _listed(labels: npt.NDArray[np.int64]) -> str:
+    numbers = [*map(str, labels.tolist())]
+    return ", ".join(numbers if len(numbers) <= 4 else [*numbers[:2], "...", numbers[-1]])

@@ -23,9 +23,17 @@ AHEAD_S, BEHIND_S = 5.0, 305.0  # Flower 1.41 refuses a site whose clock is off 
 _WORTH_A_WORD_S = 2.0  # the server's Date header has whole seconds: less is noise
 
 
-def check_site(kit: StartupKit) -> list[Row]:
-    """Check a site. Return rows of {"what", "state", "detail"}; state is ok, warn or broken."""
-    rows = [_row("data", _data, kit), *_versions(kit.facts["versions"]), _row("device", _device, kit)]
+def check_site(kit: StartupKit, experiment: Path | None = None) -> list[Row]:
+    """Check a site. Return rows of {"what", "state", "detail"}; state is ok, warn or broken.
+
+    With an experiment, its data are read and examined as in a run.
+    """
+    rows = [
+        _row("data", _data, kit),
+        *_samples(kit, experiment),
+        *_versions(kit.facts["versions"]),
+        _row("device", _device, kit),
+    ]
     rows += [_row(name, _table, name, settings) for name, settings in kit.tables.items()]
     if kit.trusted is not None:
         rows.append(_row("key", _key, kit))
@@ -67,6 +75,23 @@ def _data(kit: StartupKit) -> Finding:
         count = sum(1 for _ in folder.iterdir())
         return "ok" if count else "warn", f"{folder} contains {count} {'entry' if count == 1 else 'entries'}"
     return "ok", f"{folder}, {folder.stat().st_size:,} bytes"
+
+
+def _samples(kit: StartupKit, experiment: Path | None) -> Iterator[Row]:
+    if experiment is None:
+        return
+    from clients.deployment.node import workload_of
+    from fedsign import config as configs
+
+    try:
+        config = configs.load(experiment, ["engine.name=superlink"])
+        work = workload_of(config.to_toml(), (int(kit.facts["partition"]),), tuple(kit.node_config().items()))
+        data = work.dataset
+        yield _as_row("samples", "ok", f"{len(data.train):,} for training, {len(data.test):,} for the test")
+        for record in work.check_data():
+            yield _as_row(record["rule"], "warn", f"{record['message']}; {record['remedy']}")
+    except FedSignError as error:
+        yield _as_row("samples", "broken", str(error))
 
 
 def _versions(of_the_federation: Mapping[str, str]) -> Iterator[Row]:

@@ -172,6 +172,10 @@ def check(
     folder: Annotated[
         Path | None, typer.Argument(help="Startup kit or federation folder; default: current folder.")
     ] = None,
+    experiment: Annotated[
+        Path | None,
+        typer.Option(help="In a startup kit: also read and examine the site's data, as this TOML file configures it."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Check data, versions, device, TLS, clock and keys of a site or of the server.
@@ -181,7 +185,9 @@ def check(
     from simulations.deployment.check import check_server, check_site
 
     federation, kit = _opened(folder)
-    rows = check_server(federation) if kit is None else check_site(kit)
+    if kit is None and experiment is not None:
+        raise ConfigError("--experiment belongs to a site's kit: the server has no data; name the kit's folder.")
+    rows = check_server(federation) if kit is None else check_site(kit, experiment)
     print_json(rows) if json else print_table(rows)
     if any(row["state"] == "broken" for row in rows):
         raise typer.Exit(1)

@@ -5,8 +5,10 @@ import numpy as np
 from fedsign.data.base import AnySamples
 from fedsign.data.partition.base import Split
 from fedsign.errors import DataError
+from fedsign.traits import declares
 
 
+@declares(is_even=True)
 def iid(train: AnySamples, num_clients: int, rng: np.random.Generator) -> Split:
     """Partition the samples at random into equal parts."""
     if num_clients > len(train):
