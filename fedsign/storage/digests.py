@@ -6,7 +6,7 @@ line's digest covers the previous one.  Files of older versions have neither and
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from xxhash import xxh3_128
@@ -75,13 +75,12 @@ def chain_of(line: str) -> str:
     return link[1] if link else ""
 
 
-def unchained(lines: list[str]) -> Iterator[str]:
-    """Verify chained lines and yield them without their chains.
+def unchained(lines: Iterable[str], before: str = "") -> Iterator[str]:
+    """Verify chained lines that follow a line with the chain `before`, and yield them without their chains.
 
     Raises:
         ValueError: a line was changed, or does not follow the previous one.
     """
-    before = ""
     for number, line in enumerate(lines, 1):
         chain = chain_of(line)
         plain = _LINK.sub("}", line)
