@@ -43,10 +43,7 @@ def run_facts(folder: Folder, before: Mapping[str, Any], *, is_running: bool) ->
     values["metric"] = metrics[0] if metrics else "loss"
     state = _summed(folder, before, [*metrics, "loss"], notes)
     values |= {f"done.{key}": float(value) for key, value in state["sums"].items()}
-    for key in state["last"][-1] if state["last"] else ():
-        numbers = [each.get(key) for each in state["last"]]
-        if None not in numbers:
-            values[f"last.{key}"] = sum(numbers) / len(numbers)
+    values |= _means(state["last"])
     values |= {f"best.{key}": value for key, value in state["best"].items()}
     values |= _outcome(folder, notes, is_running=is_running) | _tags(folder, notes)
     values["started"] = _started(folder)
@@ -89,37 +86,42 @@ def settings(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, f
 
 def _summed(folder: Folder, before: Mapping[str, Any], metrics: list[str], notes: list[str]) -> dict[str, Any]:
     """Sums, best, and last values of the records, added to those of an earlier reading."""
+    better = [(key, max if is_higher_better(key) else min) for key in metrics]
     for start in (before, {}):  # from the beginning if the files do not continue what was read
         places = {name: tuple(start.get(name, (0, ""))) for name in ("rounds", "timings")}
         sums = dict(start.get("sums") or {"rounds": 0, "bytes": 0, "seconds": 0, "failures": 0})
         best = dict(start.get("best", {}))
-        last: deque[dict[str, float]] = deque(start.get("last", ()), maxlen=LAST)
+        last: deque[Record] = deque(start.get("last", ()), maxlen=LAST)
         rounds = Records(folder, "rounds.jsonl", *places["rounds"])
         timings = Records(folder, "timings.jsonl", *places["timings"])
         for record in rounds:
-            _add(record, sums, best, last, metrics)
+            last.append(record)
+            sums["rounds"] += 1
+            for key in ("bytes_down", "bytes_up"):
+                sums["bytes"] += number(record.get(key)) or 0
+            sums["failures"] += len(listed(record, "failures"))
+            for key, choose in better:
+                if (value := number(record.get(key))) is not None:
+                    best[key] = choose(best.get(key, value), value)
         for record in timings:
             sums["seconds"] += seconds(record)
         if not start or not (_is_cut(rounds) or _is_cut(timings) or rounds.problem or timings.problem):
             break
     notes += filter(None, (rounds.problem, timings.problem))
-    state = {"sums": sums, "best": best, "last": [*last]}
+    state = {"sums": sums, "best": best, "last": [*map(_numbers, last)]}
     return state | {"rounds": (rounds.offset, rounds.chain), "timings": (timings.offset, timings.chain)}
 
 
-def _add(
-    record: Record, sums: dict[str, float], best: dict[str, float], last: deque[dict[str, float]], metrics: list[str]
-) -> None:
-    numbers = {text_of(key, _LONGEST_KEY): value for key, each in record.items() if (value := number(each)) is not None}
-    numbers.pop("round", None)
-    sums["rounds"] += 1
-    sums["bytes"] += numbers.get("bytes_down", 0) + numbers.get("bytes_up", 0)
-    sums["failures"] += len(listed(record, "failures"))
-    last.append(dict([*numbers.items()][:100]))
-    for key in metrics:
-        if key in numbers:
-            better = max if is_higher_better(key) else min
-            best[key] = better(best.get(key, numbers[key]), numbers[key])
+def _numbers(record: Record) -> dict[str, float]:
+    """The numbers of a record, a hundred at most."""
+    found = {text_of(key, _LONGEST_KEY): value for key, each in record.items() if (value := number(each)) is not None}
+    return dict([(key, value) for key, value in found.items() if key != "round"][:100])
+
+
+def _means(records: list[dict[str, float]]) -> dict[str, float]:
+    """The means of the numbers that all records have."""
+    keys = set.intersection(*map(set, records)) if records else ()
+    return {f"last.{key}": sum(each[key] for each in records) / len(records) for key in sorted(keys)}
 
 
 def _is_cut(records: Records) -> bool:

@@ -134,6 +134,7 @@ class Records:
     offset: int = 0
     chain: str = ""
     problem: str = ""
+    _last: str = ""  # line
 
     def __iter__(self) -> Iterator[Record]:
         """Yield the records until one is damaged, too long, or incomplete."""
@@ -151,6 +152,8 @@ class Records:
             self.problem = str(error)
         except (ValueError, RecursionError) as error:
             self.problem = f"{self.name} is damaged ({_first_line(error)}); the records before that are shown."
+        finally:
+            self.chain = digests.chain_of(self._last) if self._last else self.chain
 
     def _lines(self, file: BinaryIO) -> Iterator[str]:
         for line in iter(partial(file.readline, MAX_LINE + 1), b""):
@@ -165,15 +168,17 @@ class Records:
                 yield text
             # the caller has come back for the next line: this one was good
             self.offset += len(line)
-            self.chain = digests.chain_of(text)
+            self._last = text
 
 
 def number(value: Any) -> float | None:
     """A finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if type(value) is float:  # nearly always
+        return value if math.isfinite(value) else None
+    if not isinstance(value, int) or isinstance(value, bool):
         return None
     try:
-        return float(value) if math.isfinite(value) else None
+        return float(value)
     except OverflowError:
         return None
 

@@ -9,6 +9,7 @@
 import ipaddress
 import secrets
 import socket
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -67,7 +68,7 @@ class Guard:
 
     def _answer(self, request: Request) -> Response | None:
         """A refusal, or the redirect that turns the token of the URL into a cookie; None: the request may pass."""
-        if not self._is_own_host(request.url.hostname or ""):
+        if not self._is_own_host(_name(request.headers.get("host", ""))):
             return _refused("this server is not known under that name; use the URL that 'fedsign ui' printed.", 400)
         origin = request.headers.get("origin")
         if origin is not None and origin != f"{request.url.scheme}://{request.headers.get('host', '')}":
@@ -99,6 +100,14 @@ class Guard:
         except ValueError:
             return name in {"localhost", self._host, socket.gethostname().lower(), socket.getfqdn().lower()}
         return True
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without the port; empty if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _refused(why: str, status: int = 403) -> Response:

@@ -62,7 +62,7 @@ def served(roots: Sequence[Path], *, is_read_only: bool = False) -> Iterator[Ser
     try:
         while not server.started or index.progress.is_building:
             time.sleep(0.01)
-        with httpx.Client(base_url=url, cookies={f"fedsign-ui-{port}": TOKEN}, trust_env=False) as client:
+        with httpx.Client(base_url=url, cookies={f"fedsign-ui-{port}": TOKEN}, trust_env=False, timeout=100) as client:
             yield Served(url=url, client=client, index=index)
     finally:
         server.should_exit = True
