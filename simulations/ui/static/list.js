@@ -53,14 +53,11 @@ function show(list, state) {
   const count = `${list.count.toLocaleString("en-US")} ${list.count === 1 ? "run" : "runs"}`;
   if (byId("count").textContent !== count) say(count);
   byId("count").textContent = count;
-  byId("heads").replaceChildren(h("tr", {}, h("th", {scope: "col"}, h("span.hidden", {}, "in the overlay")), head("started", "run", list),
-    list.columns.filter((key) => key !== "status").map((key) => head(key, title(key), list))));
+  heads(list);
   const old = new Map([...byId("rows").children].map((row) => [row.dataset.id, row]));
-  byId("rows").replaceChildren(...list.rows.map((row) => {
-    const made = line(row, list, state), focused = old.get(row.id)?.contains(document.activeElement);
-    if (focused) queueMicrotask(() => made.querySelector(document.activeElement?.tagName === "A" ? "a" : "input")?.focus());
-    return made;
-  }));
+  const rows = list.rows.map((row) => line(old.get(row.id) ?? frame(row), row, list, state));
+  // only if rows have come, gone, or moved: a click or the focus on one would be lost
+  if (rows.length !== old.size || rows.some((row, i) => row !== byId("rows").children[i])) byId("rows").replaceChildren(...rows);
   const empty = byId("empty");
   empty.hidden = list.count > 0 || list.index.is_building;
   empty.textContent = state.filter || state.parent ? "No run matches the filter." :
@@ -76,6 +73,15 @@ function show(list, state) {
   parent.replaceChildren("The cells of a comparison. ", h("a", {href: address({...state, parent: "", offset: "0"})}, "Show all runs"));
 }
 
+function heads(list) {
+  const key = JSON.stringify([list.columns, list.sort, list.descending]), focused = document.activeElement?.closest("th")?.title;
+  if (byId("heads").dataset.key === key) return;
+  byId("heads").dataset.key = key;
+  byId("heads").replaceChildren(h("tr", {}, h("th", {scope: "col"}, h("span.hidden", {}, "in the overlay")), head("started", "run", list),
+    list.columns.filter((each) => each !== "status").map((each) => head(each, title(each), list))));
+  [...byId("heads").querySelectorAll("th")].find((each) => focused && each.title === focused)?.querySelector("button").focus();
+}
+
 function head(key, text, list) {
   const isSorted = list.sort === key, ways = {true: "descending", false: "ascending"};
   return h("th", {scope: "col", "aria-sort": isSorted ? ways[list.descending] : "none", title: key},
@@ -83,8 +89,7 @@ function head(key, text, list) {
       text, h("span", {"aria-hidden": "true"}, isSorted ? list.descending ? " ↓" : " ↑" : "")));
 }
 
-function line(row, list, state) {
-  const place = state.ids.indexOf(row.id), status = row.facts.status ?? "damaged";
+function frame(row) {  // what stays of a row while its numbers change
   const parts = row.name.split("/"), leaf = parts.pop();
   const choose = (event) => {
     const ids = read().ids.filter((id) => id !== row.id);
@@ -93,20 +98,31 @@ function line(row, list, state) {
       say(`At most ${MOST} runs can be overlaid.`);
     } else write({ids: event.target.checked ? [...ids, row.id] : ids});
   };
-  const check = h(`input.choose${place < 0 ? "" : `.c${place % 8 + 1}`}`, {type: "checkbox", "aria-label": `Overlay ${row.name}`, onchange: choose});
+  return h("tr", {"data-id": row.id}, h("td.pick", {}, h("input.choose", {type: "checkbox", "aria-label": `Overlay ${row.name}`, onchange: choose})),
+    h("th", {scope: "row"}, h("span.status-dot", {role: "img"}), h("a", {href: `#run/${row.id}`}, parts.at(-1) ?? leaf, h("span.leaf", {}, leaf)), h("span.more")));
+}
+
+function line(made, row, list, state) {
+  const place = state.ids.indexOf(row.id), status = row.facts.status ?? "damaged";
+  const check = made.querySelector("input"), dot = made.querySelector(".status-dot");
   check.checked = place >= 0;
+  check.className = place < 0 ? "choose" : `choose c${place % 8 + 1}`;
+  made.ariaSelected = place >= 0;
+  const key = JSON.stringify([row, list.columns]);
+  if (made.dataset.key === key) return made;
+  made.dataset.key = key;
+  dot.className = `status-dot ${/^\w+$/.test(status) ? status : ""}`;
+  dot.ariaLabel = dot.title = status;
   const cell = (key) => {
     const value = row.facts[key];
     if (key === "done.rounds") return h("td.number", {}, `${number(value ?? 0)}`, h("span.soft", {}, ` / ${number(row.facts.rounds ?? 0)}`), progress(row.facts));
     return h(`td${typeof value === "number" ? ".number" : ""}`, {title: value}, shown(key, value));
   };
-  return h("tr", {"data-id": row.id, "aria-selected": place >= 0}, h("td.pick", {}, check),
-    h("th", {scope: "row"}, h("span.status-dot", {class: `status-dot ${status}`, role: "img", "aria-label": status, title: status}),
-      h("a", {href: `#run/${row.id}`}, parts.at(-1) ?? leaf, h("span.leaf", {}, leaf)),
-      (row.facts.tags ?? "").split(", ").filter(Boolean).map((tag) => h("span.tag", {}, tag)),
-      row.facts.note && h("span.written", {}, row.facts.note),
-      row.notes.map((note) => h("span.problem.small", {}, note))),
-    list.columns.filter((key) => key !== "status").map(cell));
+  made.querySelector(".more").replaceChildren(...(row.facts.tags ?? "").split(", ").filter(Boolean).map((tag) => h("span.tag", {}, tag)),
+    ...(row.facts.note ? [h("span.written", {}, row.facts.note)] : []), ...row.notes.map((note) => h("span.problem.small", {}, note)));
+  [...made.querySelectorAll("td:not(.pick)")].forEach((each) => each.remove());
+  made.append(...list.columns.filter((each) => each !== "status").map(cell));
+  return made;
 }
 
 const progress = (facts) => facts.status === "running" &&
