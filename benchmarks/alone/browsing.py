@@ -55,7 +55,7 @@ def measure(path: Path, *, repetitions: int, num_runs: int = NUM_RUNS) -> None:
     before = machine()
     with tempfile.TemporaryDirectory() as root:
         generate(Path(root) / "runs", num_runs)
-        metrics = _cold_and_warm(Path(root), repetitions)
+        metrics = browse(Path(root), repetitions)
     about = {"num_runs": num_runs, "num_rounds": NUM_ROUNDS, "num_overlaid": NUM_OVERLAID}
     write_result(path, {**result_head(NAME, "Browsing runs", before, repetitions), **about, **metrics})
     print(json.dumps(metrics, indent=1))
@@ -115,34 +115,38 @@ def _chained(records: Any) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _cold_and_warm(root: Path, repetitions: int) -> dict[str, Any]:
-    """Start the server without an index, then again with one."""
+def browse(root: Path, repetitions: int) -> dict[str, Any]:
+    """Start the server over `root`/runs without an index, then again with one."""
     with _Server(root) as server:
-        cold_s = server.until_built()
+        cold_s, cold_cpu_s = server.until_built(), server.cpu_s()
         built_mib = server.peak_mib()
     with _Server(root) as server:
-        first_ms = server.time_of("/api/list")
-        look_s = server.until_built()
+        first_ms, _ = server.time_of("/api/list")
+        server.until_built()
         start_mib = server.peak_mib()
         ids = [row["id"] for row in server.get("/api/list?limit=500&sort=client.lr")["rows"]]
-        timed: dict[str, Callable[[int], str]] = {
-            "list_ms": lambda turn: f"/api/list?offset={turn}",
-            "filter_ms": lambda turn: f"/api/list?filter={_FILTER}&offset={turn}",
-            "sort_ms": lambda turn: f"/api/list?sort={_SORT}&offset={turn}",
-            "overlay_ms": lambda turn: f"/api/chart?key=accuracy&smooth=10&ids={','.join(_some(ids, turn))}",
-            "differences_ms": lambda turn: f"/api/differences?ids={','.join(_some(ids, turn))}",
+        paths: dict[str, Callable[[int], str]] = {
+            "list": lambda turn: f"/api/list?offset={turn}",
+            "filter": lambda turn: f"/api/list?filter={_FILTER}&offset={turn}",
+            "sort": lambda turn: f"/api/list?sort={_SORT}&offset={turn}",
+            "overlay": lambda turn: f"/api/chart?key=accuracy&smooth=10&ids={','.join(_some(ids, turn))}",
+            "differences": lambda turn: f"/api/differences?ids={','.join(_some(ids, turn))}",
         }
-        answers = {
-            name: dispersion([server.time_of(path(turn)) for turn in range(repetitions)])
-            for name, path in timed.items()
-        }
-        after_one_mib = server.mib()
+        timed = {name: [server.time_of(path(turn)) for turn in range(repetitions)] for name, path in paths.items()}
+        warm_mib = server.mib()
         for turn in range(20):
-            for path in timed.values():
+            for path in paths.values():
                 server.get(path(turn))
         index_mib = sum(each.stat().st_size for each in (root / "cache").rglob("*")) / 2**20
-        memory = {"build_mib": built_mib, "start_mib": start_mib, "warm_mib": after_one_mib, "after_mib": server.mib()}
-        return {"cold_s": cold_s, "first_ms": first_ms, "look_s": look_s, "index_mib": index_mib, **answers, **memory}
+        mib = {"index": index_mib, "build": built_mib, "start": start_mib, "warm": warm_mib, "after": server.mib()}
+    return {
+        "cold_s": cold_s,
+        "cold_cpu_s": cold_cpu_s,
+        "first_ms": first_ms,
+        "wall_ms": {name: dispersion([wall for wall, _ in each]) for name, each in timed.items()},
+        "cpu_ms": {name: dispersion([cpu for _, cpu in each]) for name, each in timed.items()},
+        "mib": mib,
+    }
 
 
 def _some(ids: list[str], turn: int) -> list[str]:
@@ -176,10 +180,15 @@ class _Server:
         answer.raise_for_status()
         return answer.json()
 
-    def time_of(self, path: str) -> float:
-        started_at = time.perf_counter()
+    def time_of(self, path: str) -> tuple[float, float]:
+        """Milliseconds until the answer, and of the server's processor time."""
+        started_at, cpu_s = time.perf_counter(), self.cpu_s()
         self.get(path)
-        return 1000 * (time.perf_counter() - started_at)
+        return 1000 * (time.perf_counter() - started_at), 1000 * (self.cpu_s() - cpu_s)
+
+    def cpu_s(self) -> float:
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def until_built(self) -> float:
         """Seconds from the start until all runs are in the index."""

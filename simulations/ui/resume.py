@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def start(plan: Plan, log: Path) -> "subprocess.Popen[bytes]":
     """
     try:
         with log.open("wb") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "simulations.cli", *plan.arguments],
                 cwd=plan.where,
                 stdin=subprocess.DEVNULL,
@@ -73,11 +74,13 @@ def start(plan: Plan, log: Path) -> "subprocess.Popen[bytes]":
             )
     except OSError as error:
         raise ResultsError(f"'{plan.command}' could not be started ({error}).") from error
+    threading.Thread(target=process.wait, daemon=True).start()  # or it would stay as a zombie
+    return process
 
 
 def outcome_of(process: "subprocess.Popen[bytes]", log: Path) -> str:
     """Why a process failed, by the last line of its output; empty if it runs or has ended well."""
-    if process.poll() in (None, 0):
+    if process.returncode in (None, 0):
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
     return text_of(lines[-1] if lines else f"it ended with exit code {process.returncode}", 600)

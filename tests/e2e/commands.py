@@ -256,6 +256,7 @@ COVERED: tuple[tuple[str, str, str], ...] = (  # pages, commands, the file of th
         r"fedsign (list|runs|run( experiment\.toml| --show-config| --resume (RUN|runs/fed\S+))?)",
         "tests/e2e/test_cli.py",
     ),
+    (r".*", r"fedsign ui( .*)?", "tests/ui/test_browser.py"),
     (r".*", r"fedsign reproduce --list", "tests/reproduction/test_recipes.py"),
     (r".*", r"fedsign analyze (interpolate|signs|trajectory|curvature) .*", "tests/landscape/test_analyze.py"),
     (r".*", r"fedsign deploy (init|add-site|check|down|renew|revoke|status|up)\b.*", "tests/deployment/test_deploy.py"),

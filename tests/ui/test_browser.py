@@ -132,9 +132,9 @@ def test_a_run_is_watched_overlaid_hovered_filtered_exported_and_resumed(tab: Ta
     tab.wait("document.querySelector('dialog[open]')")
     tab.js("document.querySelector('dialog .main').click()")
     tab.wait("document.querySelector('.status.running')", 100)
-    holder = int((folder / "lock").read_text())
-    os.kill(holder, signal.SIGTERM)
-    assert tab.console == []
+    os.kill(int((folder / "lock").read_text()), signal.SIGKILL)
+    assert "exit code -9" in tab.wait("document.querySelector('.failure').textContent")
+    assert [line for line in tab.console if "filter=seeed" not in line] == []  # which was refused
 
 
 def test_nothing_of_a_hostile_run_becomes_part_of_the_page(tab: Tab, ui: Served) -> None:
