@@ -187,9 +187,9 @@ def _browsing(result: Result) -> str:
         "server to a client on the same machine. Each overlay shows other runs, read from their files.",
         result,
         table(("", "ms", "range", "of processor time"), rows, left=1),
-        f"The slowest takes {slowest:.2f} s, {verdict} the {_BROWSING_TARGET_S:g} s that are meant. The first index took "
-        f"{result['cold_s']:.0f} s, {result['cold_cpu_s']:.0f} s of processor time, while the page can be used; it has "
-        f"{mib['index']}. With it, the first list after a restart takes {result['first_ms']:.0f} ms.",
+        f"The slowest takes {slowest:.2f} s, {verdict} the {_BROWSING_TARGET_S:g} s that are meant. The first index "
+        f"took {result['cold_s']:.0f} s, {result['cold_cpu_s']:.0f} s of processor time, while the page can be used; "
+        f"it has {mib['index']}. With it, the first list after a restart takes {result['first_ms']:.0f} ms.",
         f"Memory: at most {mib['build']} while the index is built, {mib['start']} after a restart; {mib['warm']} after "
         f"each of these answers, {mib['after']} after 20 more of each.",
     )
