@@ -280,6 +280,7 @@ def _whole(text: str) -> int:
 
 def _as_json(chart: Chart) -> dict[str, Any]:
     return {
+        "problems": [],
         "title": chart.title,
         "description": chart.description,
         "note": chart.note,

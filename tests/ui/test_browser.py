@@ -165,6 +165,7 @@ def test_nothing_of_a_hostile_run_becomes_part_of_the_page(tab: Tab, ui: Served)
     tab.js(f"location.hash = '#run/{row['id']}'")
     for part in ("#findings", "#members", "#failures", "#sites", "#clients"):
         tab.wait(f"document.querySelector('{part} h2')")
+    tab.wait("document.querySelector('#chart-sites canvas')")
     assert tab.js("document.querySelectorAll('img, script:not([src]), [onerror]').length") == 0
     assert tab.js("document.title").endswith("FedSign")
     tab.open(f"{ui.url}/run/{row['id']}/report")

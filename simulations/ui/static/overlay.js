@@ -56,10 +56,12 @@ export function chosenKeys(state) {
   return usual.map((key, place) => state.keys[place] ?? key);
 }
 
-async function chart(state, key, place) {
+const chart = (state, key, place) => draw(place, `/api/chart?${viewQuery(state, key)}`, (found) => frame(found, choice(key, place)));
+export const plain = (place, path) => draw(place, path, (found) => frame(found, h("h3", {}, found.title)));
+
+async function draw(place, path, make) {
   const holder = byId(`chart-${place}`);
   if (!holder) return [];
-  const path = `/api/chart?${viewQuery(state, key)}`;
   let found;
   try {
     found = await get(path);
@@ -68,9 +70,9 @@ async function chart(state, key, place) {
   }
   const before = drawn.get(place);
   if (!holder.isConnected || before?.found === found && holder.contains(before.figure)) return found.problems;
-  const {figure, plot} = frame(found, key, place);
+  const {figure, plot} = make(found);
   const seen = before?.path === path ? before.view() : null;  // new rounds: where the reader has zoomed to stays
-  const isFocused = before?.figure.querySelector("select") === document.activeElement;
+  const isFocused = document.activeElement?.matches("select") && before?.figure.contains(document.activeElement);
   before?.u.destroy();
   holder.replaceChildren(figure);
   if (isFocused) figure.querySelector("select").focus();
@@ -86,15 +88,19 @@ async function chart(state, key, place) {
   return found.problems;
 }
 
-function frame(found, key, place) {
+function choice(key, place) {
   const select = h("select.metric", {"aria-label": "metric", onchange: () => {
     const keys = chosenKeys(read());
     keys[place] = select.value;
     write({keys});
   }}, [...new Set([...metrics, key])].sort().map((each) => h("option", {value: each}, each.replaceAll("_", " "))));
   select.value = key;
+  return select;
+}
+
+function frame(found, head) {
   const plot = h("div.plot", {role: "img", "aria-label": found.description});
-  const figure = h("figure", {}, h("figcaption", {}, select), h("div.legend", {}, found.legend.map((each) =>
+  const figure = h("figure", {}, h("figcaption", {}, head), h("div.legend", {}, found.legend.map((each) =>
     h(`button.key.c${each.color}`, {type: "button", "aria-pressed": "true", "data-name": each.name}, swatch(each), ` ${each.name} `, h("b", {}, each.value))),
   h("output", {})), plot, found.note && h("p.note", {}, found.note));
   return {figure, plot};

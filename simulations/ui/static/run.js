@@ -36,6 +36,8 @@ export async function update(id) {
   fill("members", run.members, members);
   fill("failures", run.failures, failures);
   fill("settings", [run.config, run.environment], () => settings(run));
+  const site = run.sites.rows[0]?.last ?? {}, shared = Object.hasOwn(site, run.facts.metric) ? run.facts.metric : "loss";
+  if (byId("chart-sites")) await overlay.plain("sites", `/api/run/${id}/sites?key=${encodeURIComponent(shared)}`);
   await overlay.update({...read(), ids: [id], x: "rounds", smooth: "1", logx: "", logy: ""});
 }
 
@@ -81,7 +83,7 @@ function clients({rows, total, classes, missing}) {
 function sites({rows}) {
   if (!rows.length) return null;
   const keys = [...new Set(rows.flatMap((row) => Object.keys(row.last)))].filter((key) => key !== "client");
-  return [h("h2", {}, "Sites"), table("Sites", [["site"], ...keys.flatMap((key) => /^num_/.test(key) ? [[title(key), true]] : [[`last ${key}`, true], [`best ${key}`, true]])],
+  return [h("h2", {}, "Sites"), h("div.charts", {}, h("div", {id: "chart-sites"})), table("Sites", [["site"], ...keys.flatMap((key) => /^num_/.test(key) ? [[title(key), true]] : [[`last ${key}`, true], [`best ${key}`, true]])],
     rows.map((row) => [row.name, ...keys.flatMap((key) => [row.last[key], ...(/^num_/.test(key) ? [] : [row.best[key]])].map((value) => shown(`last.${key}`, value)))]))];
 }
 
