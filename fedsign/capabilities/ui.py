@@ -8,5 +8,5 @@ CAPABILITY = Capability(
     commands={
         "ui": "simulations.ui.command:ui",
     },
-    files=("docs/how-to/browse-runs.md", "benchmarks/alone/browsing.py", "benchmarks/results/browsing.json"),
+    files=("docs/how-to/browse-runs.md", "benchmarks/alone/browsing.py"),
 )

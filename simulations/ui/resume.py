@@ -65,7 +65,8 @@ def start(plan: Plan, log: Path) -> "subprocess.Popen[bytes]":
     try:
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "simulations.cli", *plan.arguments],
+                # -P: a file in this folder must not stand in for a module of Python's or of FedSign's
+                [sys.executable, "-P", "-m", "simulations.cli", *plan.arguments],
                 cwd=plan.where,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -288,6 +288,7 @@ def test_a_killed_run_is_resumed_after_asking(tmp_path: Path, monkeypatch: pytes
     before = (folder.path / "rounds.jsonl").read_bytes()
     folder.rewind(1)  # as if it had been killed in round 2
     shutil.rmtree(folder.checkpoints / "round-000002")
+    (tmp_path / "json.py").write_text("raise SystemExit('a file of this folder was imported')")
     with served([tmp_path / "runs"]) as ui:
         (row,) = ui.rows()
         assert row["facts"]["status"] == "unfinished"
