@@ -182,7 +182,8 @@ class Index:
             try:
                 with self.connect() as connection:
                     connection.executescript(_SCHEMA)
-                    connection.execute("SELECT count(*) FROM entries, keys, facts LIMIT 1").fetchone()
+                    for table in ("entries", "keys", "facts"):
+                        connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchone()
                 return
             except sqlite3.DatabaseError:
                 if attempt:
