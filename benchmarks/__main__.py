@@ -38,6 +38,7 @@ _EXTRAS = tuple(  # benchmarks of FedSign alone; a deleted capability takes its 
         "soak",
         "aggregation",
         "analysis",
+        "browsing",
         "engines",
         "large",
         "lisa",

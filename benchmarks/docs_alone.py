@@ -9,6 +9,7 @@ _TARGET_S = 1.5  # startup beyond the imports
 _LISA_TARGET = 0.25  # maximum of LISA's optimizer states and gradients, relative to full fine-tuning
 _SPARSE_TARGET = 1.1  # maximum relative to a dense client's step
 _HYPERGRADIENTS_TARGET = 2.0  # maximum of our step relative to a hand-written one
+_BROWSING_TARGET_S = 1.0  # an answer of `fedsign ui`
 _CHECKPOINT_TARGET = 1.1  # maximum relative to a checkpoint without digests
 _GAP = 1.25  # ratio of two predictions
 COMPARED = (("GGG flat", "IIG", 4.0), ("FSDP2", "IIG", 2.0), ("FSDP2 ZeRO-2", "NII", 2.0))
@@ -162,6 +163,37 @@ def _analysis(result: Result) -> str:
         result,
         table(("", "ours, s", "beside", "s", "ratio", "range"), rows, left=1),
         table(("", "off, ms", "on, ms", "more, ms", "range", "ratio"), watched, left=1),
+    )
+
+
+def _browsing(result: Result) -> str:
+    """Answers of `fedsign ui`, and its memory."""
+    titles = {
+        "list": "the list, 100 runs by time",
+        "filter": "the list with three conditions",
+        "sort": "the list by best accuracy",
+        "overlay": f"overlay of {result['num_overlaid']} runs, mean of 10 rounds",
+        "differences": f"settings in which {result['num_overlaid']} runs differ",
+    }
+    rows = []
+    for key, title in titles.items():
+        wall, cpu = result["wall_ms"][key], result["cpu_ms"][key]
+        cells = [f"{each['median']:.0f}" for each in (wall, cpu)]
+        rows.append([title, cells[0], f"{wall['lowest']:.0f}-{wall['highest']:.0f}", cells[1]])
+    slowest = max(each["median"] for each in result["wall_ms"].values()) / 1000
+    verdict = "within" if slowest <= _BROWSING_TARGET_S else "**above**"
+    mib = {key: f"{value:.0f} MiB" for key, value in result["mib"].items()}
+    return _alone(
+        "Browsing runs",
+        f"`fedsign ui` over {result['num_runs']:,} generated runs of {result['num_rounds']:,} rounds: answers of the "
+        "server to a client on the same machine. Each overlay shows other runs, read from their files.",
+        result,
+        table(("", "ms", "range", "of processor time"), rows, left=1),
+        f"The slowest takes {slowest:.2f} s, {verdict} the {_BROWSING_TARGET_S:g} s that are meant. The first index "
+        f"took {result['cold_s']:.0f} s, {result['cold_cpu_s']:.0f} s of processor time, while the page can be used; "
+        f"it has {mib['index']}. With it, the first list after a restart takes {result['first_ms']:.0f} ms.",
+        f"Memory: at most {mib['build']} while the index is built, {mib['start']} after a restart; {mib['warm']} after "
+        f"each of these answers, {mib['after']} after 20 more of each.",
     )
 
 
@@ -488,6 +520,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "soak": _soak,
     "aggregation": _aggregation,
     "analysis": _analysis,
+    "browsing": _browsing,
     "engines": _engines,
     "large": _large,
     "lisa": _lisa,

@@ -28,6 +28,7 @@ from fedsign._version import __version__
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.errors import ConfigError, FedSignError, ResultsError
+from fedsign.extensions import extensions
 from fedsign.former_names import current_tree
 from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec

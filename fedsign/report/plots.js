@@ -1,7 +1,6 @@
 "use strict";
-// Draws the page's charts with uPlot: hover, legend, zoom. The JSON in each .plot is made by plots.py.
-for (const plot of document.querySelectorAll(".plot")) {
-  const chart = JSON.parse(plot.querySelector("script").textContent);
+// Draws a chart with uPlot: hover, legend, zoom. Its JSON is made by plots.py; on a page it stands in the .plot.
+function drawChart(plot, chart) {
   const figure = plot.closest("figure");
   const keys = [...figure.querySelectorAll(".key")];
   const readout = figure.querySelector("output");
@@ -67,13 +66,13 @@ for (const plot of document.querySelectorAll(".plot")) {
     legend: {show: false},
     cursor: {y: false, points: {size: 7}, dataIdx: (_, column, index) => nearest(column, index)},
     scales: {
-      x: {time: false, range: (_, low, high) => low == null || low === high ? chart.x.limits : [low, high]},
+      x: {time: false, distr: chart.x.log ? 3 : 1, range: (_, low, high) => low == null || low === high ? chart.x.limits : [low, high]},
       y: {distr: chart.y.log ? 3 : 1, range: (u, low, high) =>
         low == null || isAll(u) ? chart.y.limits : (chart.y.log ? uPlot.rangeLog : uPlot.rangeNum)(low, high, chart.y.log ? 10 : 0.1, true)},
     },
     axes: [
       {...axis, label: chart.x.label, labelFont: font(), labelSize: 20, size: 26, grid: {show: false},
-        values: (_, values) => values.map((value) => isWhole && !Number.isInteger(value) ? "" : minus(value.toLocaleString("en-US")))},
+        values: (_, values) => values.map((value) => value == null || isWhole && !Number.isInteger(value) ? "" : minus(value.toLocaleString("en-US", Math.abs(value) < 1e6 ? {} : {notation: "compact"})))},
       {...axis, values: ticks,
         grid: {stroke: () => color("--grid"), width: 1, filter: (_, values) => chart.y.log ?
           values.map((value) => Number.isInteger(+Math.log10(value).toFixed(9)) ? value : null) : values},
@@ -89,8 +88,11 @@ for (const plot of document.querySelectorAll(".plot")) {
     },
   }, data, plot);
   plot.classList.add("is-live");
-  new ResizeObserver(() => u.setSize(size())).observe(plot);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => u.redraw());
+  const resized = new ResizeObserver(() => u.setSize(size()));
+  resized.observe(plot);
+  const scheme = matchMedia("(prefers-color-scheme: dark)"), redraw = () => u.redraw();
+  scheme.addEventListener("change", redraw);
+  u.hooks.destroy = [() => { resized.disconnect(); scheme.removeEventListener("change", redraw); }];
 
   keys.forEach((key, i) => {
     key.disabled = false;
@@ -120,4 +122,6 @@ for (const plot of document.querySelectorAll(".plot")) {
     u.setCursor({left: u.valToPos(data[0][at], "x"), top: 0});
     readout.setAttribute("aria-label", `${readout.textContent}: ${keys.map((key) => key.textContent.trim()).join(", ")}`);
   });
+  return u;
 }
+for (const plot of document.querySelectorAll(".plot")) drawChart(plot, JSON.parse(plot.querySelector("script").textContent));

@@ -107,12 +107,12 @@ def rows(chart: Chart) -> list[dict[str, Any]]:
     return categories
 
 
-def data(chart: Chart) -> Markup:
-    """The script's data, as JSON that is safe inside an HTML element."""
+def data(chart: Chart, at_most: int = _DATA_POINTS) -> Markup:
+    """The script's data, with a limited number of points, as JSON that is safe inside an HTML element."""
     names, columns = chart.names, dict[tuple[float, ...], int]()
     series = []
     for each in chart.series:
-        points = _shown(each, _DATA_POINTS // len(chart.series))
+        points = _shown(each, at_most // len(chart.series))
         across, values, low, high = zip(*points, strict=True) if points else ((), (), (), ())
         series.append(
             {
@@ -126,7 +126,12 @@ def data(chart: Chart) -> Markup:
             | ({"low": [_short(value) for value in low], "high": [_short(value) for value in high]} if each.low else {})
         )
     content = {
-        "x": {"label": chart.x.label, "limits": chart.x.limits, "values": list(columns)},
+        "x": {
+            "label": chart.x.label,
+            "log": chart.x.scale != "linear",
+            "limits": chart.x.limits,
+            "values": list(columns),
+        },
         "y": {"log": chart.y.scale != "linear", "percent": chart.y.percent, "limits": chart.y.limits},
         "rules": [at for at, _ in chart.rules],
         "series": series,

@@ -6,7 +6,7 @@ line's digest covers the previous one.  Files of older versions have neither and
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from xxhash import xxh3_128
@@ -16,6 +16,7 @@ BLANK = "0" * 32  # placeholder of the digest
 # digest.
 _SEAL = re.compile(r'\A(?:(?:# digest: |\{\n "digest": ")(?=.{32})|(?:.{10}|.{14})(?=[0-9a-f]{32}))', re.DOTALL)
 _LINK = re.compile(r', "chain": "(.{16})"\}\Z')
+_LINK_LENGTH = len(', "chain": ""}') + 16
 
 
 def digest_of(*parts: Any) -> str:
@@ -66,7 +67,7 @@ def read_json(text: str) -> tuple[dict[str, Any], bool]:
 
 def chained(line: str, before: str) -> str:
     """Add a chain to a line, a JSON object, that follows a line with the chain `before`."""
-    return f'{line[:-1]}, "chain": "{digest_of(before.encode(), line.encode())[:16]}"}}'  # 64 bits detect accidents
+    return f'{line[:-1]}, "chain": "{_chain(line, before)}"}}'
 
 
 def chain_of(line: str) -> str:
@@ -75,18 +76,21 @@ def chain_of(line: str) -> str:
     return link[1] if link else ""
 
 
-def unchained(lines: list[str]) -> Iterator[str]:
-    """Verify chained lines and yield them without their chains.
+def unchained(lines: Iterable[str], before: str = "") -> Iterator[str]:
+    """Verify chained lines that follow a line with the chain `before`, and yield them without their chains.
 
     Raises:
         ValueError: a line was changed, or does not follow the previous one.
     """
-    before = ""
     for number, line in enumerate(lines, 1):
-        chain = chain_of(line)
-        plain = _LINK.sub("}", line)
+        link = _LINK.search(line, max(0, len(line) - _LINK_LENGTH))
+        plain, chain = (line[: link.start()] + "}", link[1]) if link else (line, "")
         # only lines before the first chained one may lack a chain: an older version wrote them
-        if (chain or before) and line != chained(plain, before):
+        if (chain or before) and chain != _chain(plain, before):
             raise ValueError(f"line {number}: its digest does not match")
         before = chain
         yield plain
+
+
+def _chain(line: str, before: str) -> str:
+    return digest_of(before.encode(), line.encode())[:16]  # 64 bits detect accidents

@@ -260,6 +260,7 @@ COVERED: tuple[tuple[str, str, str], ...] = (  # pages, commands, the file of th
     (r".*", r"fedsign new my-project", "tests/projects/test_projects.py"),
     (r".*", r"fedsign completion .*", "tests/contract/test_completion.py"),
     (r".*", r"fedsign data check .*", "tests/diagnosis/test_data.py"),
+    (r".*", r"fedsign ui( .*)?", "tests/ui/test_browser.py"),
     (r".*", r"fedsign reproduce --list", "tests/reproduction/test_recipes.py"),
     (r".*", r"fedsign analyze (interpolate|signs|trajectory|curvature) .*", "tests/landscape/test_analyze.py"),
     (r".*", r"fedsign deploy (init|add-site|check|down|renew|revoke|status|up)\b.*", "tests/deployment/test_deploy.py"),

@@ -1,0 +1,313 @@
+"""`fedsign ui`: the list, the overlay, a run's details, exports, and resuming, as the page asks for them."""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsign.storage.results import RunFolder, create
+from tests.e2e.command import fedsign
+from tests.ui.served import Served, served
+from tests.unit.test_report import a_line
+
+CONFIG = """name = "trial"
+seed = {seed}
+rounds = 40
+metrics = ["accuracy"]
+[data]
+name = "digits"
+[client]
+lr = {lr}
+[strategy]
+name = "{strategy}"
+"""
+
+
+def make(
+    root: Path, strategy: str = "fedavg", *, seed: int = 0, lr: float = 0.1, rounds: int = 8, **config: Any
+) -> RunFolder:
+    """A run whose accuracy in round n is n / 10, and that sends 1,500 bytes and takes 2 s a round."""
+    text = CONFIG.format(seed=seed, lr=lr, strategy=strategy)
+    partition = {"class_names": ["a", "b"], "counts": [[3, 1], [0, 6]]}
+    folder = create(root, experiment="trial", seed=seed, config_toml=text, environment={}, partition=partition)
+    for n in range(1, rounds + 1):
+        folder.append("rounds.jsonl", a_line(n, accuracy=n / 10, loss=1 / n, num_clients=2))
+        folder.append("timings.jsonl", {"round": n, "train_s": 1.5, "evaluate_s": 0.5})
+    return folder
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "runs", tmp_path / "comparisons"]
+
+
+@pytest.fixture
+def ui(roots: list[Path]) -> Iterator[Served]:
+    """Three runs."""
+    make(roots[0], "fedavg", lr=0.1)
+    make(roots[0], "fedsign", seed=1, lr=0.05)
+    make(roots[0], "fedsign", seed=2, lr=0.2, rounds=3)
+    with served(roots) as ui:
+        yield ui
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [
+        ("", {0, 1, 2}),
+        ("strategy.name=fedsign", {1, 2}),
+        ("strategy.name!=fedsign", {0}),
+        ("strategy.name~sign lr<0.1", {1}),  # the end of client.lr
+        ("client.lr>=0.1", {0, 2}),
+        ("last.accuracy>0.3", {0, 1}),  # means of 0.4 to 0.8, and of 0.1 to 0.3
+        ("accuracy<0.21", {2}),  # the last one
+        ("best.loss<0.2", {0, 1}),
+        ("seed=2", {2}),
+        ("fedavg", {0}),
+        ("'strategy.name=fedsign' seed!=1", {2}),
+        ("status=finished", set()),
+    ],
+)
+def test_a_filter_selects_by_any_setting_or_metric(ui: Served, text: str, seeds: set[int]) -> None:
+    rows = ui.rows(filter=text, columns="seed")
+    assert {row["facts"]["seed"] for row in rows} == seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("strategy.nam=x", "Did you mean 'strategy.name'"),
+        ("lr<fast", "give a number after <"),
+        ("'open", "close it"),
+        ("name=x", ""),  # a key of its own, though it is also the end of others
+    ],
+)
+def test_a_filter_that_cannot_be_understood_is_a_sentence(ui: Served, text: str, said: str) -> None:
+    answer = ui.client.get("/api/list", params={"filter": text})
+    assert said in answer.text and answer.status_code == (400 if said else 200)
+
+
+def test_the_list_is_sorted_by_any_key_and_runs_without_it_come_last(ui: Served, roots: list[Path]) -> None:
+    (make(roots[0], seed=9).path / "rounds.jsonl").unlink()
+    for ascending, expected in (("1", [2, 0, 1, 9]), ("", [1, 0, 2, 9])):
+        rows = ui.rows(sort="accuracy", ascending=ascending, columns="seed,client.lr")
+        values = [row["facts"]["seed"] for row in rows]
+        assert values[-1] == 9 and values.index(2) == expected.index(2)
+    assert [row["facts"]["client.lr"] for row in ui.rows(sort="client.lr", ascending="1", columns="client.lr")] == [
+        0.05,
+        0.1,
+        0.1,
+        0.2,
+    ]
+
+
+def test_a_run_that_goes_on_is_seen_as_it_is(ui: Served, roots: list[Path]) -> None:
+    folder = make(roots[0], "feddyn", seed=5, rounds=1)
+    with folder.locked():
+        (row,) = ui.rows(filter="seed=5")
+        assert (row["facts"]["status"], row["facts"]["done.rounds"]) == ("running", 1)
+        folder.append("rounds.jsonl", a_line(2, accuracy=0.7, loss=0.5))
+        (row,) = ui.rows(filter="seed=5", columns="best.accuracy")
+        assert (row["facts"]["done.rounds"], row["facts"]["best.accuracy"]) == (2, 0.7)
+        ui.get("/api/list")
+    (row,) = ui.rows(filter="seed=5")
+    assert row["facts"]["status"] == "unfinished"
+    folder.write_json("outcome.json", {"status": "finished"})
+    folder.write_json("tags.json", {"tags": ["good", "paper"], "note": "the third try"})
+    (row,) = ui.rows(filter="paper")
+    assert (row["facts"]["status"], row["facts"]["note"]) == ("finished", "the third try")
+    shutil.rmtree(folder.path)
+    assert ui.rows(filter="seed!=77", columns="seed") and not ui.rows(filter="paper")
+
+
+def test_an_index_that_grows_with_its_runs_equals_one_that_is_built_at_once(
+    ui: Served, roots: list[Path], cache: Path
+) -> None:
+    """Appending, rewinding, and replacing records."""
+    folder = make(roots[0], seed=5, rounds=4)
+    ui.index.refresh()
+    folder.append("rounds.jsonl", a_line(5, accuracy=0.9, loss=0.1))
+    ui.index.refresh()
+    folder.drop_after(2, "rounds.jsonl", "timings.jsonl")
+    for n in range(3, 9):
+        folder.append("rounds.jsonl", a_line(n, accuracy=0.3, loss=2.0))
+    grown = [row["facts"] for row in ui.rows(columns=",".join(key["name"] for key in ui.get("/api/keys")))]
+    for each in cache.glob("index-*"):
+        each.unlink()
+    with served(roots) as afresh:
+        built = [row["facts"] for row in afresh.rows(columns=",".join(key["name"] for key in afresh.get("/api/keys")))]
+    assert built == grown
+    assert next(each for each in grown if each["seed"] == 5)["best.accuracy"] == 0.3
+
+
+def test_a_damaged_index_is_built_again(ui: Served, roots: list[Path], cache: Path) -> None:
+    (file,) = cache.glob("index-*.sqlite")
+    with served(roots) as again:
+        assert len(again.rows()) == 3
+    for each in cache.glob("index-*"):
+        each.write_bytes(b"not a database, but long enough to be read as one" * 100)
+    with served(roots) as again:
+        assert len(again.rows()) == 3
+    assert file.read_bytes().startswith(b"SQLite")
+
+
+def test_curves_are_over_rounds_bytes_or_seconds(ui: Served) -> None:
+    ids = ",".join(row["id"] for row in ui.rows(sort="seed", ascending="1"))
+    over = {
+        each: ui.get("/api/chart", ids=ids, key="accuracy", x=each)["chart"] for each in ("rounds", "bytes", "seconds")
+    }
+    eight = [*range(1, 9)]
+    assert over["rounds"]["x"]["values"] == [eight, [1, 2, 3]]
+    assert over["bytes"]["x"]["values"][0] == [1500 * n for n in eight]
+    assert over["seconds"]["x"]["values"][0] == [2 * n for n in eight]
+    assert over["bytes"]["series"][0]["y"] == [n / 10 for n in eight]
+    smooth = ui.get("/api/chart", ids=ids, key="accuracy", smooth=2)["chart"]["series"][2]["y"]
+    assert smooth == pytest.approx([0.1, 0.15, 0.25])
+    log = ui.get("/api/chart", ids=ids, key="loss", logx=1, logy=1)["chart"]
+    assert log["x"]["log"] and log["y"]["log"] and log["y"]["limits"] == [0.1, 1]
+
+
+def test_runs_are_told_apart_by_the_settings_in_which_they_differ(ui: Served) -> None:
+    ids = ",".join(row["id"] for row in ui.rows(sort="seed", ascending="1"))
+    found = ui.get("/api/differences", ids=ids)
+    assert found["settings"] == {
+        "client.lr": [0.1, 0.05, 0.2],
+        "seed": [0, 1, 2],
+        "strategy.name": ["fedavg", "fedsign", "fedsign"],
+    }
+    assert found["labels"] == ["fedavg · seed 0 · lr 0.1", "fedsign · seed 1 · lr 0.05", "fedsign · seed 2 · lr 0.2"]
+
+
+def test_an_answer_that_has_not_changed_is_empty(ui: Served, roots: list[Path]) -> None:
+    first = ui.client.get("/api/list")
+    again = ui.client.get("/api/list", headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    make(roots[0], seed=5)
+    ui.index.refresh()
+    assert ui.client.get("/api/list", headers={"if-none-match": first.headers["etag"]}).status_code == 200
+
+
+def test_clients_show_what_was_recorded_about_them(ui: Served, roots: list[Path]) -> None:
+    """Client 0 has 3 a and 1 b: its accuracy is (3 x 0.8 + 1 x 0.4) / 4 = 0.7."""
+    folder = make(roots[0], seed=5, rounds=3)
+    (row,) = ui.rows(filter="seed=5")
+    clients = ui.get(f"/api/run/{row['id']}")["clients"]
+    assert [(each["client"], each["samples"], each["held"], each["rounds"]) for each in clients["rows"]] == [
+        (1, 6, 1, 2),
+        (0, 4, 2, 1),
+    ]
+    assert "clients.jsonl" in clients["missing"][0]
+    folder.append(
+        "clients.jsonl",
+        {"round": 1, "clients": [0], "num_examples": [4], "train_loss": [0.5], "drift": [2.0], "class_accuracy": None},
+    )
+    folder.append(
+        "clients.jsonl",
+        {"round": 2, "clients": [1], "train_loss": [0.25], "drift": [1.0], "class_accuracy": [0.8, 0.4]},
+    )
+    folder.append("rounds.jsonl", a_line(4, failures=[{"client": 0, "reason": "crash"}]))
+    clients = ui.get(f"/api/run/{row['id']}")["clients"]
+    assert clients["missing"] == []
+    first = {each["client"]: each for each in clients["rows"]}[0]
+    assert (first["loss"], first["drift"], first["failures"]) == (0.5, 2.0, 1)
+    assert first["accuracy"] == pytest.approx(0.7)
+
+
+def test_sites_members_findings_and_failures_are_shown(ui: Served, roots: list[Path]) -> None:
+    folder = make(roots[0], seed=5, rounds=3)
+    for n, accuracy in ((1, 0.2), (2, 0.6), (3, 0.5)):
+        folder.append(
+            "sites.jsonl", {"round": n, "sites": [{"name": "north", "client": 0, "accuracy": accuracy, "loss": 1.0}]}
+        )
+    folder.append("members.jsonl", {"round": 1, "site": "north", "event": "joined"})
+    folder.append("failures.jsonl", {"round": 2, "partition": 1, "reason": "crash", "details": "a traceback"})
+    finding = {"round": 0, "source": "data", "rule": "feature-scales", "message": "1e6 apart.", "remedy": "normalize."}
+    folder.append("findings.jsonl", finding)
+    (row,) = ui.rows(filter="seed=5")
+    run = ui.get(f"/api/run/{row['id']}")
+    (site,) = run["sites"]["rows"]
+    assert (site["last"]["accuracy"], site["best"]["accuracy"]) == (0.5, 0.6)
+    assert run["members"]["rows"][0]["event"] == "joined" and run["failures"]["rows"][0]["reason"] == "crash"
+    assert run["findings"]["rows"][0]["remedy"] == "normalize."
+    assert ui.get(f"/api/run/{row['id']}/sites", key="accuracy")["chart"]["series"][0]["y"] == [0.2, 0.6, 0.5]
+
+
+def test_a_comparison_leads_to_its_cells(ui: Served, roots: list[Path]) -> None:
+    from fedsign.storage.digests import sealed_json
+
+    cell = make(roots[1] / "trial" / "cells", seed=5)
+    plan = {"format": 2, "metric": "accuracy", "labels": {"fedavg": "FedAvg"}, "cells": [{}], "seeds": [5]}
+    (roots[1] / "trial" / "comparison.json").write_text(sealed_json(plan))
+    (row,) = ui.rows(kind="comparison")
+    assert row["facts"]["strategies"] == "FedAvg"
+    (run,) = ui.rows(parent=row["id"])
+    assert run["name"].endswith(cell.path.name)
+    plan = ui.get(f"/api/run/{run['id']}/resume")
+    assert plan["command"] == f"fedsign compare --resume {roots[1] / 'trial'}"
+
+
+def test_a_view_is_exported_as_a_page_that_loads_nothing_and_as_pdf(ui: Served, tmp_path: Path) -> None:
+    ids = ",".join(row["id"] for row in ui.rows())
+    page = ui.client.get("/export/view.html", params={"ids": ids, "key": "accuracy,loss"})
+    assert "attachment" in page.headers["content-disposition"]
+    assert page.text.count('<div class="plot"') == 2 and "client.lr" in page.text
+    assert '<link rel="stylesheet' not in page.text and "src=" not in page.text
+    pdf = ui.client.get("/export/view.pdf", params={"ids": ids, "key": "accuracy,loss"})
+    assert pdf.content.startswith(b"%PDF") and pdf.headers["content-type"] == "application/pdf"
+    assert ui.client.get("/export/view.pdf", params={"ids": ""}).json()["error"] == "the view has no runs; select some."
+
+
+def test_resuming_shows_the_command_and_the_code_that_it_would_import(ui: Served, roots: list[Path]) -> None:
+    folder = make(roots[0], "mine:Strategy", seed=5)
+    text = (folder.path / "config.toml").read_text().replace('["accuracy"]', '["accuracy", "my.metrics:top5"]')
+    (folder.path / "config.toml").write_text(text[text.index("name = ") :])  # without its seal
+    (row,) = ui.rows(filter="seed=5")
+    plan = ui.get(f"/api/run/{row['id']}/resume")
+    assert plan["modules"] == ["mine:Strategy", "my.metrics:top5"]
+    assert plan["command"] == f"fedsign run --resume {folder.path}"
+
+
+def test_a_killed_run_is_resumed_after_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        "--set",
+        "partition.num_clients=4",
+        "--set",
+        "server.cohort_size=2",
+        "--set",
+        "results.checkpoint_every=1",
+    ]
+    assert fedsign("run", "--set", "rounds=2", *arguments, folder=tmp_path).returncode == 0
+    (config,) = tmp_path.glob("runs/*/*/config.toml")
+    folder = RunFolder(config.parent)
+    before = (folder.path / "rounds.jsonl").read_bytes()
+    folder.rewind(1)  # as if it had been killed in round 2
+    shutil.rmtree(folder.checkpoints / "round-000002")
+    (tmp_path / "json.py").write_text("raise SystemExit('a file of this folder was imported')")
+    with served([tmp_path / "runs"]) as ui:
+        (row,) = ui.rows()
+        assert row["facts"]["status"] == "unfinished"
+        plan = ui.get(f"/api/run/{row['id']}/resume")
+        assert plan["command"].startswith("fedsign run --resume ./runs/") and plan["modules"] == []
+        refused = ui.post(f"/api/run/{row['id']}/resume", {"digest": "of something else"})
+        assert refused.status_code == 409 and not (folder.path / "outcome.json").exists()
+        assert ui.post(f"/api/run/{row['id']}/resume", {"digest": plan["digest"]}).status_code == 200
+        ends_at = time.monotonic() + 100
+        while not (folder.path / "outcome.json").exists():
+            assert time.monotonic() < ends_at, ui.get(f"/api/run/{row['id']}")["resume_failure"]
+            time.sleep(0.1)
+    assert (folder.path / "rounds.jsonl").read_bytes() == before
+
+
+def test_the_command_prints_one_url_and_names_a_folder_that_is_missing(tmp_path: Path) -> None:
+    done = fedsign("ui", "--root", "nowhere", folder=tmp_path)
+    assert done.returncode == 2 and "nowhere was given, but there is no such folder" in done.stderr
+    done = fedsign("ui", "--host", "no.such.host.invalid", folder=tmp_path)
+    assert done.returncode == 2 and "cannot be used" in done.stderr
+    code = "import sys; import simulations.cli; print({'uvicorn', 'starlette', 'torch'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
