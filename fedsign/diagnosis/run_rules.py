@@ -132,7 +132,7 @@ class Divergence:
             first, last = max(self._first[key]), self._last[key]
             last.append(loss)
             is_rising = len(last) == _IN_A_ROW and sorted(last) == [*last]
-            if is_rising and loss >= 10 * max(first, 0) and loss >= 3 * last[0]:
+            if is_rising and first > 0 and loss >= 10 * first and loss >= 3 * last[0]:
                 return f"the {name} loss has grown from {figure(first)} to {figure(loss)} and rises fast"
         return ""
 

@@ -127,6 +127,8 @@ def test_the_default_run_is_warned_of_long_before_its_accuracy_falls() -> None:
 def test_rules_on_streams() -> None:
     assert judged(stream(300)) == {}
     assert judged(stream(300, loss=lambda n: math.nan if n > 100 else 1.0)) == {"divergence": 101}
+    # fitted at once, as a client with one class: losses of 0 do not rise
+    assert "divergence" not in judged(stream(20, train_loss=lambda n: 0.0))
     assert judged(stream(20, loss=lambda n: 2.0 if n < 10 else 2.0 * 4.0 ** (n - 9))) == {"divergence": 11}
     assert judged(stream(300, update_norm=lambda n: 0.01 if n < 100 else 50.0)) == {"updates": 100}
     assert judged(stream(300, loss=lambda n: 1.0, train_loss=lambda n: 1.0)) == {"plateau": 30}
