@@ -5,9 +5,11 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from simulations.projects.flower import ProjectNode, client_app, server_app
 from tests.e2e.command import fedsign
 
 ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
 NAME = "my-Project2"
 QUICK = ["--set", "rounds=2"]
 
@@ -136,20 +139,47 @@ def _bound(unused: socket.socket) -> int:
 
 
 @contextmanager
-def flower_home(folder: Path) -> Iterator[dict[str, str]]:
-    """Flower's variables for a home and a SuperLink of the test's own, which ends with it."""
+def local_superlink(folder: Path) -> Iterator[dict[str, str]]:
+    """The SuperLink that `flwr run` would start, with a home of the test's own; yields Flower's variables for it.
+
+    Flower gives it 15 s to start, which is too little on a busy machine.
+    """
     with socket.socket() as one, socket.socket() as other:
-        ports = [str(_bound(each)) for each in (one, other)]
-    yield {
+        port, control = (str(_bound(each)) for each in (one, other))
+    environment = {
         "FLWR_HOME": str(folder),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports[0],
-        "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
+        "FLWR_LOCAL_CONTROL_API_PORT": control,
         "FLWR_TELEMETRY_ENABLED": "0",
+        "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
     }
-    started = [each for each in psutil.process_iter(["cmdline"]) if ports[0] in (each.info["cmdline"] or ())]
-    for process in started:
-        process.terminate()
-    psutil.wait_procs(started, timeout=30)
+    address = ["--control-api-address", f"127.0.0.1:{control}", "--host", "127.0.0.1", "--port", port]
+    command = [str(BIN / "flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess", *address]
+    link = subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 180
+        while not _answers(f"http://127.0.0.1:{port}/health"):
+            assert link.poll() is None and time.monotonic() < deadline, "the SuperLink does not answer"
+            time.sleep(0.2)
+        yield environment
+    finally:
+        started = [*psutil.Process(link.pid).children(recursive=True), psutil.Process(link.pid)]
+        for process in started:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, alive = psutil.wait_procs(started, timeout=30)
+        for process in alive:
+            process.kill()
+        link.wait(timeout=30)
+
+
+def _answers(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 def test_the_app_has_the_records_of_fedsign_run(project: Path) -> None:
@@ -181,11 +211,9 @@ def test_the_engine_of_the_app_is_refused_outside_of_it(project: Path) -> None:
 def test_flwr_run_has_the_records_of_fedsign_run(project: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="ray is not installed")
     assert fedsign("run", "experiment.toml", *QUICK, folder=project).returncode == 0
-    flwr = str(Path(sys.executable).with_name("flwr"))
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # of flower-superlink
-    with flower_home(tmp_path / "home") as environment:
+    with local_superlink(tmp_path / "home") as environment:
         said = in_project(
-            project, flwr, "run", ".", "--stream", "--run-config", 'set="rounds=2"', PATH=path, **environment
+            project, str(BIN / "flwr"), "run", ".", "--stream", "--run-config", 'set="rounds=2"', **environment
         )
     assert "round 2/2" in said
     first, second = records_of(project)
