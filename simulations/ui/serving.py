@@ -66,6 +66,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen()  # before the URL is printed: a browser that is faster than the server waits
     except OSError as error:
         raise ResultsError(
             f"--host {host} --port {port} cannot be used ({error.strerror}); give another port, or 0 for any free one."
