@@ -76,8 +76,9 @@ class RoundLoop:
         self.round = 0
         self._config = workload.config
         self._model = WorkingModel(workload.make_model(), workload.numerics)
+        self._hooks: list[RoundHook] = []
         self._evaluate = evaluator_for(
-            workload, self._model, grid, num_threads=evaluation_threads, on_outputs=self._on_outputs
+            workload, self._model, grid, num_threads=evaluation_threads, on_outputs=partial(_observe, self._hooks)
         )
         self._strategy = make_strategy(workload)
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
@@ -99,7 +100,7 @@ class RoundLoop:
         self._resume()
         # after `_resume`: hooks continue from the round of the checkpoint
         hooks = (make(workload, self._strategy, folder, round=self.round) for make in extensions("round_hook"))
-        self._hooks: list[RoundHook] = [hook for hook in hooks if hook is not None]
+        self._hooks += filter(None, hooks)
 
     def run(self) -> None:
         """Run all remaining rounds, then write the final model."""
@@ -141,10 +142,6 @@ class RoundLoop:
         for hook in self._hooks:
             hook.evaluated(record, partial(self._model.packing.whole, self._evaluated))
         self._write(record, timings, evaluated)
-
-    def _on_outputs(self, outputs: Tensor, targets: Tensor) -> None:
-        for hook in self._hooks:
-            hook.on_outputs(outputs, targets)
 
     def _train(self) -> Traffic:
         """Run one round of the strategy, and update the served and the evaluated model."""
@@ -340,6 +337,11 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
     else:
         foreign_rules.warn_of_trimming(strategy, workload.config.server.cohort_size)
     return strategy
+
+
+def _observe(hooks: Sequence[RoundHook], outputs: Tensor, targets: Tensor) -> None:
+    for hook in hooks:
+        hook.on_outputs(outputs, targets)
 
 
 def _substitutes(seed: int, round: int, clients: Sequence[int], num: int) -> list[int]:

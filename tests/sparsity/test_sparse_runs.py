@@ -276,12 +276,12 @@ def test_scaffold_takes_one_rate_for_all_and_says_where_there_are_several(optimi
         run(tree(tmp_path, "scaffold", client=client, parameterization=several))
 
 
-def test_a_tensor_without_a_weight_travels_as_an_empty_row(tmp_path: Path) -> None:
+def test_a_tensor_of_the_least_density_keeps_one_weight(tmp_path: Path) -> None:
     rare = {"name": "sp", "densities": {"2.weight": 1e-6}, "init_std": 0.2}
     done = run(tree(tmp_path, parameterization=rare))
     checkpoint = load_latest(done.folder.checkpoints)
-    assert checkpoint is not None and checkpoint.served["2.weight"].shape == (0,)
-    assert not done.model().get_parameter("2.weight").any() and not done.rounds[-1]["failures"]
+    assert checkpoint is not None and checkpoint.served["2.weight"].shape == (1,)
+    assert done.model().get_parameter("2.weight").count_nonzero() == 1 and not done.rounds[-1]["failures"]
 
 
 def test_a_model_without_a_sparse_tensor_is_packed_by_doing_nothing() -> None:

@@ -87,6 +87,8 @@ COMPANIONS = {
         "client.sharding.intra_gbps": "client.sharding.ranks=4",
         "client.sharding.inter_gbps": "client.sharding.ranks=4",
         "client.sharding.prefetch": "client.sharding.ranks=4",
+        "results.keep_best": "data.validation_fraction=0.1",
+        "results.patience": "data.validation_fraction=0.1",
     }.items()
     if path in NUMBERS
 }  # without which it has no effect
@@ -97,6 +99,11 @@ NOT_HALVED = {
     "client.sharding.join_s",
     "client.sharding.insecure_network",
 }  # likewise: tests.sharding.test_sharding_capabilities
+
+
+def other(value: float) -> float:
+    """Another value that a setting may have."""
+    return not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2 + 0.001
 
 
 def sentence_of(*overrides: str) -> str:
@@ -190,8 +197,7 @@ def test_every_leaf_can_be_set(path: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in NUMBERS if path not in COMPANIONS.keys() | NOT_HALVED])
 def test_setting_a_leaf_changes_that_leaf_alone(path: str) -> None:
-    value = NUMBERS[path]
-    changed = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2 + 0.001
+    changed = other(NUMBERS[path])
     after = leaves(load(None, [as_override(path, changed)]).model_dump(mode="json"))
     instead = {"client.local_epochs": 0} if path == "client.local_steps" else {}  # the one replaces the other
     assert after == DEFAULT_LEAVES | {path: changed} | instead
@@ -199,7 +205,7 @@ def test_setting_a_leaf_changes_that_leaf_alone(path: str) -> None:
 
 @pytest.mark.parametrize("path", COMPANIONS)
 def test_a_leaf_from_which_nothing_would_follow_is_refused(path: str) -> None:
-    changed = NUMBERS[path] / 2 if not isinstance(NUMBERS[path], bool) else not NUMBERS[path]
+    changed = other(NUMBERS[path])
     override, companion = as_override(path, changed), COMPANIONS[path]
     with pytest.raises(ConfigError, match=re.escape(f"{path}=")):
         load(None, [override])
