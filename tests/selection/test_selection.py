@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -23,6 +24,7 @@ from fedsign.workload import Workload
 from simulations.api import Run, load_run, run
 from simulations.callbacks.base import Callback
 from simulations.comparison.execution import compare
+from tests.e2e.command import fedsign
 
 ROUNDS = 9
 
@@ -211,7 +213,13 @@ def test_a_comparison_refuses_early_stopping(tmp_path: Path) -> None:
     ids=["superlink", "ray"],
 )
 def test_all_engines_keep_the_same_model_and_stop_in_the_same_round(engine: dict[str, Any], tmp_path: Path) -> None:
-    here, there = stopped(tmp_path / "here", 2), stopped(tmp_path / "there", 2, engine=engine)
+    here = stopped(tmp_path / "here", 2)
+    changes = experiment(tmp_path / "there", engine=engine, patience=2, keep_best=True)
+    (tmp_path / "experiment.toml").write_text(tomli_w.dumps(changes), encoding="utf-8")
+    done = fedsign("run", "experiment.toml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "there").glob("*/*")
+    there = load_run(folder)
     assert there.outcome == here.outcome and "stopped" in here.outcome
     assert (there.path / "rounds.jsonl").read_bytes() == (here.path / "rounds.jsonl").read_bytes()
     assert_same_best(there, here)
