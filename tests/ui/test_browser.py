@@ -137,6 +137,18 @@ def test_a_run_is_watched_overlaid_hovered_filtered_exported_and_resumed(tab: Ta
     assert [line for line in tab.console if "filter=seeed" not in line] == []  # which was refused
 
 
+def test_the_page_of_a_run_without_findings_has_its_curves_and_configuration(tab: Tab, ui: Served) -> None:
+    opened(tab, ui)
+    tab.js(f"location.hash = '#run/{ui.rows()[0]['id']}'")
+    tab.wait("document.querySelector('#run-head h1') && document.querySelector('#settings h2')")
+    tab.wait(DRAWN)
+    assert tab.js("document.querySelector('#findings').hidden && document.querySelector('#failures').hidden")
+    assert (
+        tab.js("document.querySelector('#run-problem').hidden")
+        and tab.js("document.querySelector('#state').textContent") == ""
+    )
+
+
 def test_nothing_of_a_hostile_run_becomes_part_of_the_page(tab: Tab, ui: Served) -> None:
     folder = make(Path("runs"), seed=4)
     quoted = json.dumps(SCRIPT)

@@ -59,7 +59,7 @@ async function tick() {
   try {
     if (!document.hidden || !view) await update();
   } catch (error) {
-    byId("state").textContent = `No answer (${error.message}): is 'fedsign ui' still running?`;
+    byId("state").textContent = error.message;
   }
   isBusy = false;
   timer = setTimeout(tick, isAgain ? 0 : PAUSE);

@@ -18,7 +18,8 @@ export const say = (text) => { byId("said").textContent = text; };
 const answers = new Map();  // path -> etag and body of the last answer
 export async function get(path) {
   const known = answers.get(path);
-  const answer = await fetch(path, {cache: "no-store", headers: known ? {"If-None-Match": known.tag} : {}});
+  const answer = await fetch(path, {cache: "no-store", headers: known ? {"If-None-Match": known.tag} : {}})
+    .catch(({message}) => { throw new Error(`No answer (${message}): is 'fedsign ui' still running?`); });
   if (answer.status === 304) return known.body;
   const body = answer.headers.get("content-type")?.includes("json") ? await answer.json() : {error: await answer.text()};
   if (!answer.ok) throw new Error(body.error ?? answer.statusText);

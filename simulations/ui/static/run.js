@@ -13,9 +13,9 @@ function fill(id, data, make) {  // only what has changed is replaced, so that f
   const holder = byId(id), key = JSON.stringify(data);
   if (contents.get(holder) === key) return;
   contents.set(holder, key);
-  const children = make(data);
-  holder.hidden = !children;
-  holder.replaceChildren(...(children ?? []).filter(Boolean));
+  const children = make(data) || [];  // a section without rows is empty
+  holder.hidden = !children.length;
+  holder.replaceChildren(...children.filter(Boolean));
 }
 
 export async function update(id) {
