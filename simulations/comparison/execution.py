@@ -5,6 +5,7 @@ not retried unless asked for; the comparison continues without it.
 """
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -30,6 +31,7 @@ from simulations.comparison.request import NUM_SEEDS, STRATEGIES, Request
 from simulations.comparison.search import optuna_version
 from simulations.jobs import Job, Team, Watcher, digest_of
 
+_log = logging.getLogger("fedsign")
 NUM_TUNING_SEEDS = 2
 MakePlan = Callable[..., tuple[Plan, Configs]]  # called with value_of, see `make_plan`
 _NAMES = 'a list of names, such as ["fedavg", "fedsign"]; an algorithm of your own is named \'module:Name\''
@@ -330,8 +332,14 @@ def _difference(plan: Plan, existing: Plan) -> str:
 def _check_parts(cell_configs: Sequence[ExperimentConfig]) -> None:
     """Build every component of every configuration, so that a mistake is one error now and not one per cell.
 
-    Seeds do not affect components. Consecutive cells mostly share their data, which are loaded once.
+    Seeds do not affect components. Consecutive cells mostly share their data, which are loaded once, and checked once.
     """
     last: Workload | None = None
+    split, warnings = None, set[str]()
     for config in {digest_of(config.replace(seed=0)): config for config in cell_configs}.values():
         last = api.check(config, like=last)
+        if last.split is not split:
+            split = last.split
+            warnings |= {f"{record['message']}; {record['remedy']}." for record in last.check_data()}
+    for warning in sorted(warnings):
+        _log.warning("%s", warning)

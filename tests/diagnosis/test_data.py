@@ -12,7 +12,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_wine
 from typer.testing import CliRunner
 
-from fedsign.config import from_dict
+from fedsign.config import ExperimentConfig, from_dict
 from fedsign.data.partition.lazy import NUM_COUNTED
 from fedsign.diagnosis.data import RULES, examine, run_check
 from fedsign.diagnosis.examined import Examined, _keys
@@ -368,3 +368,20 @@ def test_the_command_lists_findings_and_fails_only_if_a_run_would_be_refused() -
     code, text = check(*named, "data.defect=one class", "--json")
     assert code == 1
     assert [(each["rule"], each["is_refused"]) for each in json.loads(text)] == [("one-class", True)]
+
+
+@pytest.mark.needs("comparison")
+def test_a_comparison_warns_of_its_data_once_and_refuses_one_class(caplog: pytest.LogCaptureFixture) -> None:
+    from simulations.comparison.execution import _check_parts
+
+    def cells(defect: str) -> list[ExperimentConfig]:
+        data = {"name": TABLE, "defect": defect}
+        names = ("fedavg", "feddyn")
+        return [from_dict({"data": data, "partition": IID, "strategy": {"name": name}}) for name in names]
+
+    with caplog.at_level(logging.WARNING, "fedsign"):
+        _check_parts(cells("scales"))
+    (warning,) = caplog.messages
+    assert warning.endswith("use --set data.normalize=per_channel.")
+    with pytest.raises(DataError, match="all 600 training samples have the class"):
+        _check_parts(cells("one class"))
