@@ -23,7 +23,7 @@ def new(
     for command, what in (
         (f"cd {shlex.quote(str(created))}", ""),
         ("fedsign run experiment.toml", "trains for a few seconds"),
-        ("pytest", "tests strategy and data"),
+        ("python -m pytest", "tests strategy and data; needs pip install pytest"),
         ("flwr run . --stream", "the same experiment as a Flower app; needs pip install 'fedsign[ray]'"),
     ):
         typer.echo(f"  {command:<30}{what and f'# {what}'}".rstrip())

@@ -60,7 +60,7 @@ def test_the_command_makes_a_project_and_prints_what_comes_next(tmp_path: Path) 
     assert [line.split("  #")[0].strip() for line in made.stdout.splitlines()[2:]] == [
         f"cd {NAME}",
         "fedsign run experiment.toml",
-        "pytest",
+        "python -m pytest",
         "flwr run . --stream",
     ]
     files = {str(path.relative_to(tmp_path / NAME)) for path in (tmp_path / NAME).rglob("*") if path.is_file()}
