@@ -1,13 +1,16 @@
 """Everything about one run: its findings, clients, sites, failures, and configuration, as plain values for the page."""
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
+from fedsign.client_metrics.accuracy import ClassAccuracy, on_label_distributions
 from fedsign.metrics import is_higher_better
 from fedsign.report.chart import Chart, Series
 from fedsign.report.run_charts import line_chart
+from fedsign.report.summary import LAST
 from fedsign.report.wording import is_share
 from simulations.ui.files import Folder, Record, SkippedError, listed, number, text_of
 
@@ -79,15 +82,15 @@ class Details:
         for record in self._records("rounds.jsonl"):
             sampled.update(_ids(listed(record, "clients")))
             failed.update(_ids(each.get("client") for each in listed(record, "failures") if isinstance(each, dict)))
-        known, last = _last(self._records("clients.jsonl"))
+        known, last, evaluated = _last(self._records("clients.jsonl"))
         missing = [] if known else ["loss, drift, and accuracy of single clients (clients.jsonl)"]
-        every = last.pop("", {})
-        if known and not every:
+        if known and not evaluated:
             missing.append("accuracy of classes, from which a client's would follow")
         if not counts:
             private = " (label counts are private)" if partition.get("counts_are_private") else ""
             missing.append(f"samples of single clients{private}")
         ids = sorted({*counts, *sampled, *failed, *last}, key=lambda id: (-sum(counts.get(id, ())), id))
+        accuracies = _accuracies(evaluated, counts, num_classes=len(names))
         rows = [
             {
                 "client": id,
@@ -98,7 +101,7 @@ class Details:
                 "failures": failed[id],
                 "loss": last.get(id, {}).get("train_loss"),
                 "drift": last.get(id, {}).get("drift"),
-                "accuracy": _weighted(every.get("class_accuracy"), counts.get(id, ())),
+                "accuracy": accuracies.get(id),
             }
             for id in ids[:MOST_CLIENTS]
         ]
@@ -137,9 +140,10 @@ def _add_site(sites: dict[str, Row], each: Record) -> None:
         row["best"][key] = better(row["best"].get(key, value), value)
 
 
-def _last(records: Iterable[Record]) -> tuple[bool, dict[Any, Row]]:
-    """The newest values of each client, and under "" those of all."""
-    last: dict[Any, Row] = {}
+def _last(records: Iterable[Record]) -> tuple[bool, dict[int, Row], list[ClassAccuracy]]:
+    """Whether there are records, the newest values of each client, and the class accuracies of the last rounds."""
+    last: dict[int, Row] = {}
+    evaluated = deque[ClassAccuracy](maxlen=LAST)
     is_known = False
     for record in records:
         is_known = True
@@ -148,18 +152,21 @@ def _last(records: Iterable[Record]) -> tuple[bool, dict[Any, Row]]:
             for id, value in zip(ids, listed(record, key), strict=False):
                 if isinstance(id, int) and (known := number(value)) is not None:
                     last.setdefault(id, {})[key] = known
-        if listed(record, "class_accuracy"):
-            last[""] = {"class_accuracy": listed(record, "class_accuracy")}
-    return is_known, last
+        if found := listed(record, "class_accuracy"):
+            evaluated.append([number(each) for each in found])
+    return is_known, last, [*evaluated]
 
 
-def _weighted(class_accuracy: Any, counts: Iterable[int]) -> float | None:
-    """The accuracy on a client's mix of classes; None where one of its classes has none."""
-    pairs = [(number(value), count) for value, count in zip(class_accuracy or (), counts, strict=False) if count]
-    total = sum(count for _, count in pairs)
-    if not total or any(value is None for value, _ in pairs):
-        return None
-    return sum((value or 0.0) * count for value, count in pairs) / total
+def _accuracies(
+    evaluated: Iterable[ClassAccuracy], counts: Mapping[int, list[int]], *, num_classes: int
+) -> dict[int, float]:
+    """The accuracy on each client's label distribution, as on the run's page."""
+    usable = [each for each in evaluated if len(each) == num_classes]
+    ids = [id for id, each in counts.items() if len(each) == num_classes]
+    if not usable or not ids:
+        return {}
+    means = on_label_distributions(usable, [counts[id] for id in ids]).mean(axis=0).tolist()
+    return {id: mean for id, mean in zip(ids, means, strict=True) if isfinite(mean)}
 
 
 def _shares(counts: Iterable[int]) -> list[float]:

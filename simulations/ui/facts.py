@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsign.metrics import is_higher_better
+from fedsign.report.summary import LAST
 from simulations.ui.files import Folder, Record, Records, SkippedError, listed, number, text_of
-
-LAST = 5
-"""A metric's last value is the mean over this many rounds, as on a run's page."""
 
 COMPUTED = frozenset({"status", "started", "metric", "tags", "note", "error"})
 """Keys that are neither settings nor numbers of the records; nor are those that begin with a prefix below."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -300,7 +300,7 @@ def _mistake(request: Request, error: Exception) -> Response:
 
 
 def _missing(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+    found = cast(HTTPException, error)  # the only class that it is registered for
     if request.url.path.startswith("/api/"):
-        return JSONResponse({"error": f"{error.detail}."}, error.status_code)
-    return PlainTextResponse(f"{error.detail}.\n", error.status_code)
+        return JSONResponse({"error": f"{found.detail}."}, found.status_code)
+    return PlainTextResponse(f"{found.detail}.\n", found.status_code)

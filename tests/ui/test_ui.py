@@ -216,6 +216,10 @@ def test_clients_show_what_was_recorded_about_them(ui: Served, roots: list[Path]
     first = {each["client"]: each for each in clients["rows"]}[0]
     assert (first["loss"], first["drift"], first["failures"]) == (0.5, 2.0, 1)
     assert first["accuracy"] == pytest.approx(0.7)
+    # the mean of the last rounds; a class without test samples is left out, as on the run's page
+    folder.append("clients.jsonl", {"round": 3, "clients": [], "class_accuracy": [0.6, None]})
+    clients = ui.get(f"/api/run/{row['id']}")["clients"]
+    assert {each["client"]: each["accuracy"] for each in clients["rows"]}[0] == pytest.approx((0.7 + 0.6) / 2)
 
 
 def test_sites_members_findings_and_failures_are_shown(ui: Served, roots: list[Path]) -> None:

@@ -74,7 +74,7 @@ function clients({rows, total, classes, missing}) {
   const has = (key) => rows.some((row) => row[key] != null);
   const columns = [["samples", "samples"], ["held", "classes"], ["rounds", "rounds"], ["failures", "failures"], ["loss", "loss"], ["drift", "drift"], ["accuracy", "accuracy"]].filter(([key]) => has(key));
   const hasShares = rows.some((row) => row.shares.length);
-  return [h("h2", {}, "Clients"), has("accuracy") && h("p.lead.soft.small", {}, "A client’s accuracy is that of the served model on the client’s mix of classes, from the test samples: it shows a skew of labels only."),
+  return [h("h2", {}, "Clients"), has("accuracy") && h("p.lead.soft.small", {}, "Accuracy is that on a client’s label distribution, the mean of the last 5 rounds: it shows label skew only."),
     said, rows.length < total && h("p.soft.small", {}, `The ${rows.length} largest of ${total.toLocaleString("en-US")}.`),
     table("Clients", [["client"], ...(hasShares ? [["share of each class"]] : []), ...columns.map(([, text]) => [text, true])], rows.map((row) =>
       [row.client, ...(hasShares ? [squares(row.shares)] : []), ...columns.map(([key]) => row[key] == null ? "–" : key === "accuracy" ? shown("accuracy", row[key]) : number(row[key]))]))];
