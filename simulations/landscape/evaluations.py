@@ -7,7 +7,7 @@ FOLDER/points-<digest>.jsonl   values so far, a chained record for each stack of
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsign.landscape.landscape import Landscape, Values
-from fedsign.storage.digests import chain_of, chained, digest_of
+from fedsign.storage.digests import chain_of, chained, digest_of, unchained
 from fedsign.storage.disk import append_bytes, disk_errors, exclusive
 from simulations.progress import display
 
@@ -98,19 +98,15 @@ def _read(path: Path) -> list[Values]:
     """The intact values; what follows a damaged line is cut off."""
     if not path.exists():
         return []
-    lines, found, chain = path.read_bytes().splitlines(keepends=True), list[Values](), ""
-    intact = 0
-    for raw in lines:
-        text = raw.decode(errors="replace").removesuffix("\n")
-        own = chain_of(text)
-        if not own or not raw.endswith(b"\n") or chained(text[: text.rindex(', "chain"')] + "}", chain) != text:
-            break
-        content, chain = json.loads(text), own
-        error = None if content["error"] is None else np.array(content["error"])
-        found.append(Values(np.array(content["loss"]), error))
-        intact += len(raw)
+    found = list[Values]()
+    *lines, _ = path.read_bytes().split(b"\n")  # what follows the last line is cut by a kill, or empty
+    with suppress(ValueError):
+        for plain in unchained(line.decode(errors="replace") for line in lines):
+            content = json.loads(plain)
+            error = None if content["error"] is None else np.array(content["error"])
+            found.append(Values(np.array(content["loss"]), error))
     with path.open("r+b") as file:
-        file.truncate(intact)
+        file.truncate(sum(len(line) + 1 for line in lines[: len(found)]))
     return found
 
 
