@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import httpx
 import psutil
@@ -162,8 +162,7 @@ class _Server:
         environment = {**os.environ, "XDG_CACHE_HOME": str(root / "cache")}
         self._started_at = time.perf_counter()
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        assert self._process.stdout is not None
-        url = self._process.stdout.readline().strip()
+        url = cast(IO[str], self._process.stdout).readline().strip()  # a pipe, as asked for
         self._client = httpx.Client(base_url=url.partition("/?")[0], timeout=600, trust_env=False)
         self._client.get(url)
 

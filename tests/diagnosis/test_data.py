@@ -121,7 +121,7 @@ def test_clean_data_have_no_finding(data: dict[str, Any], changes: dict[str, Any
 
 PYTEXT = {"name": "pytext", "block_length": 64}
 LANGUAGE = {"task": "language", "metrics": []}
-RECIPES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+RECIPES: list[Any] = [
     ({"name": "digits"}, {"name": "dirichlet", "num_clients": 50}, {}),
     ({"name": "digits"}, {"name": "dirichlet", "num_clients": 100}, {}),
     ({"name": "digits", "flat": False}, {"name": "iid", "num_clients": 20}, {}),
@@ -129,7 +129,7 @@ RECIPES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"name": "synthetic"}, {"name": "dirichlet", "num_clients": 100}, {}),
     ({"name": "synthetic", "iid": True}, {"name": "natural", "num_clients": 50}, {}),
     ({"name": "synthetic", "alpha": 0.0, "beta": 0.0}, {"name": "natural", "num_clients": 50}, {}),
-    pytest.param(PYTEXT, {"name": "natural", "num_clients": 10}, LANGUAGE, marks=pytest.mark.slow),  # type: ignore[list-item]
+    pytest.param(PYTEXT, {"name": "natural", "num_clients": 10}, LANGUAGE, marks=pytest.mark.slow),
 ]
 
 

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,8 @@ def test_the_aggregate_is_the_mean_of_the_clients_whole_models_or_off_by_the_rep
 ) -> None:
     """Against dense matrices merged by peft, in double precision, over two rounds."""
     weights = {"uniform": (1.0, 1, 1, 1), "examples": NUM_EXAMPLES, "weights": (0.5, 2, 0.1, 3)}[weighting]
-    strategy: Strategy = FedAvg(weights=weights) if weighting == "weights" else FedAvg(weighting=weighting)  # type: ignore[arg-type]
+    by_name: dict[str, Any] = {"weights": weights} if weighting == "weights" else {"weighting": weighting}
+    strategy: Strategy = FedAvg(**by_name)
     model = model_of(name, aggregation)
     settings = LoraSettings(aggregation=aggregation, rank=3, ranks=())
     mean = strategy.aggregator = AdapterMean(settings, lambda: adapters_in(model).adapters, seed=0)
@@ -162,7 +164,7 @@ def test_large_matrices_are_changed_block_by_block(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(module, "_BLOCK", block)
         model, strategy = model_of("mlp", "fedex"), FedAvg()
         settings = LoraSettings(aggregation="fedex", rank=3, ranks=())
-        strategy.aggregator = AdapterMean(settings, lambda model=model: adapters_in(model).adapters, seed=0)  # type: ignore[misc]
+        strategy.aggregator = AdapterMean(settings, partial(getattr, adapters_in(model), "adapters"), seed=0)
         served = {key: tensor.clone() for key, tensor in model.state_dict().items()}
         strategy.request(1, served, range(4), cohort_size=4, seed=0)
         replies = [
