@@ -361,10 +361,15 @@ def test_the_command_lists_findings_and_fails_only_if_a_run_would_be_refused() -
         return done.exit_code, done.output
 
     code, text = check()
-    assert (code, text) == (0, "1,437 training and 360 test samples, 50 clients: no finding\n")
+    first, features, classes = text.splitlines()
+    assert (code, first) == (0, "1,437 training and 360 test samples, 50 clients: no finding")
+    assert features == "features of a sample: 64"
+    counts = np.bincount(workload({"name": "digits"}).dataset.train.targets)
+    expected = ", ".join(f"{digit} {count}" for digit, count in enumerate(counts))
+    assert classes == f"training samples of each class: {expected}"
     named = ["--set", f"data.name={TABLE}", "--set"]
     code, text = check(*named, "data.defect=leak")
-    assert code == 0 and text.splitlines()[1].startswith("test-overlap: 20 of 140 test samples")
+    assert code == 0 and text.splitlines()[-1].startswith("test-overlap: 20 of 140 test samples")
     code, text = check(*named, "data.defect=one class", "--json")
     assert code == 1
     assert [(each["rule"], each["is_refused"]) for each in json.loads(text)] == [("one-class", True)]
