@@ -42,6 +42,7 @@ _EXTRAS = tuple(  # benchmarks of FedSign alone; a deleted capability takes its 
         "engines",
         "large",
         "lisa",
+        "memory",
         "hypergradients",
         "paro_network",
         "paro_prefetch",

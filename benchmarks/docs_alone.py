@@ -11,9 +11,17 @@ _SPARSE_TARGET = 1.1  # maximum relative to a dense client's step
 _HYPERGRADIENTS_TARGET = 2.0  # maximum of our step relative to a hand-written one
 _BROWSING_TARGET_S = 1.0  # an answer of `fedsign ui`
 _CHECKPOINT_TARGET = 1.1  # maximum relative to a checkpoint without digests
+_MEMORY_TARGET = 0.1  # deviation of an estimate from the measured peak
+_LISA_PROGRAM = 0.5e9  # bytes that a run of LISA is meant to take for libraries, data, and what an allocator wastes
 _GAP = 1.25  # ratio of two predictions
-COMPARED = (("GGG flat", "IIG", 4.0), ("FSDP2", "IIG", 2.0), ("FSDP2 ZeRO-2", "NII", 2.0))
+COMPARED = (
+    ("GGG flat", "IIG", 4.0),
+    ("FSDP2", "IIG", 2.0),
+    ("FSDP2 ZeRO-2, gradients once", "NII", 1.0),
+    ("FSDP2 HSDP", "III", 1.0),
+)
 """The slower variant, the faster one, and the minimum ratio."""
+UNSHAPED = "unshaped"  # instead of a rate
 
 
 def _startup(result: Result) -> str:
@@ -258,6 +266,70 @@ def _large(result: Result) -> str:
     )
 
 
+def _memory(result: Result) -> str:
+    """Estimated and measured peaks, a row for each model, a column for each method; then those of other runs."""
+    cells: Result = result["cells"]
+
+    def peaks(name: str) -> str:
+        return _peaks(cells.get(name, {}))
+
+    methods = ("LISA", "LoRA", "AdamW", "SGD, momentum", "GaLore")
+    models = [(of, size) for size in ("75 M", "285 M") for of in ("Llama", "GPT-2", "GPT-NeoX", "ViT")]
+    names = [[f"{of}, {method}, {size}" for method in methods] for of, size in models]
+    rows = [[f"{of}, {size}", *map(peaks, row)] for (of, size), row in zip(models, names, strict=True)]
+    known = {name for row in names for name in row}
+    several = {name: cell["processes"] for name, cell in cells.items() if "processes" in cell}
+    others = [[name, peaks(name)] for name in cells if name not in known | several.keys()]
+    by_process = [[name, *map(_peaks, each.values())] for name, each in several.items()]
+    alone = [cell for each in cells.values() for cell in each.get("processes", {"": each}).values()]
+    ratios = [cell["estimated_bytes"] / cell["measured_bytes"] for cell in alone if cell.get("measured_bytes")]
+    within = sum(abs(ratio - 1) <= _MEMORY_TARGET for ratio in ratios)
+    return _alone(
+        "Memory of a run",
+        "What `fedsign estimate memory` says of a whole run, and the peak of its resident memory, in GB: two rounds of "
+        "one client, batches of one sample of 64 tokens or patches, in a process of its own "
+        "([how](how-to/estimate-memory.md)), in float32 unless a type is given.",
+        result,
+        table(("", *methods), rows, left=1),
+        table(("Llama of `transformers`", "estimate / measured"), others, left=1),
+        "Of several processes, in four rounds: the server's, and the largest of those that train. What they share "
+        "counts in each.",
+        table(("Llama of `transformers`", "server", "worker or rank"), by_process, left=1),
+        f"{within} of {len(ratios)} estimates are within {_MEMORY_TARGET:.0%} of the measured peak; they range from "
+        f"{min(ratios):.2f} to {max(ratios):.2f} of it.",
+        *_spread(cells),
+        _lisa_goal({of: cells.get(f"{of}, LISA, 285 M", {}) for of, size in models if size == "285 M"}),
+    )
+
+
+def _spread(cells: dict[str, Result]) -> list[str]:
+    """What the runs of a cell took that was measured several times."""
+    several = {name: cell["all_measured_bytes"] for name, cell in cells.items() if "all_measured_bytes" in cell}
+    found = [f"{name}: {min(each) / 1e9:.2f} to {max(each) / 1e9:.2f} GB" for name, each in several.items()]
+    return [f"Cells that are the median of several runs: {'; '.join(found)}."] if found else []
+
+
+def _lisa_goal(cells: dict[str, Result]) -> str:
+    """What a run of LISA is meant to take at most, beside what it takes."""
+    goals = {
+        name: 4 * cell["num_parameters"] + 16 * cell["num_trained"] + cell["activations_bytes"] + _LISA_PROGRAM
+        for name, cell in cells.items()
+        if "num_trained" in cell and cell.get("measured_bytes")
+    }
+    found = [f"{name} {cells[name]['measured_bytes'] / 1e9:.2f} of {goal / 1e9:.2f} GB" for name, goal in goals.items()]
+    return (
+        "LISA at 285 M is meant to take at most the weights, 4 times what is drawn (copy, gradient, two moments), the "
+        f"activations, and {_LISA_PROGRAM / 1e9:.1f} GB for everything else: {', '.join(found) or MISSING}."
+    )
+
+
+def _peaks(cell: Result) -> str:
+    if not cell.get("measured_bytes"):
+        return f"{MISSING} ({cell.get('refused', 'not measured yet')})"
+    estimated, measured = cell["estimated_bytes"], cell["measured_bytes"]
+    return f"{estimated / 1e9:.2f} / {measured / 1e9:.2f} = {estimated / measured:.2f}"
+
+
 def _lisa(result: Result) -> str:
     """Bytes and times of LISA and full fine-tuning."""
     titles = {"full": "full fine-tuning", "lisa": "**LISA**, 2 of 12 blocks"}
@@ -423,8 +495,8 @@ def _paro(result: Result) -> str:
     """Sharding strategies by bandwidth; slow ones beside fast ones."""
     parts = []
     for megabits, found in result["rates"].items():
-        rows = []
-        for name, of in found["competitors"].items():
+        rows, competitors = [], found["competitors"]
+        for name, of in competitors.items():
             seconds, expected = of["seconds"], of.get("predicted")
             rows.append(
                 [
@@ -439,19 +511,20 @@ def _paro(result: Result) -> str:
             )
         rows.sort(key=lambda row: float(row[1].partition(" ")[0]))
         titles = ("", "s a step", "predicted", "/ measured", "MB through the cable", "MB kept", "predicted")
+        is_shaped = megabits != UNSHAPED
+        # the ratios that are meant are those of a cable that limits
         ratios = ", ".join(
-            (
-                f"{slow} / {fast}: {seconds['median']:.1f} ({seconds['lowest']:.1f}-{seconds['highest']:.1f}, "
-                f"{meant:g} is meant)"
-            )
+            f"{slow} / {fast}: {seconds['median']:.1f} ({seconds['lowest']:.1f}-{seconds['highest']:.1f}"
+            + (f", {meant:g} is meant)" if is_shaped else ")")
             for (slow, fast, meant), seconds in zip(COMPARED, found["ratios"], strict=True)
         )
         against = inversions(found["competitors"])
         order = "; ".join(against) if against else "none"
         parts += [
             (
-                f"**{megabits} Mbit/s** (measured across: {found['across_bps'] / 1e6:.0f} Mbit/s, within a machine: "
-                f"{found['within_bps'] / 1e9:.1f} Gbit/s; to compute: {found['computing_s']:.2f} s a step)"
+                f"**{f'{megabits} Mbit/s' if is_shaped else 'Not shaped'}** (measured across: "
+                f"{found['across_bps'] / 1e6:.0f} Mbit/s, within a machine: {found['within_bps'] / 1e9:.1f} Gbit/s; to "
+                f"compute: {found['computing_s']:.2f} s a step)"
             ),
             table(titles, rows, left=1),
             f"{ratios}. Where the plan sees a gap of 25 % or more and it is the other way round: {order}.",
@@ -459,11 +532,13 @@ def _paro(result: Result) -> str:
     return _alone(
         "Sharded over a slow network",
         "Two machines of two ranks (network namespaces), one cable between them that both ranks of a machine share, "
-        "shaped to its rate. Two matrices of a million float32 weights, AdamW, 4 micro-batches of 4 rows: next to "
+        "as fast as the machine passes it on or shaped to a rate. Two matrices of a million float32 weights, AdamW, 4 "
+        "micro-batches of 4 rows: next to "
         "nothing to compute. PaRO's fourteen strategies (collectives of all ranks in two levels, or flat), and "
-        "torch's DDP, ZeroRedundancyOptimizer and FSDP2: ZeRO-2 keeps its parameters through the step, 2-D shards "
-        "within machines. All take the same steps, in turn, to rounding those of one process. Bytes are those of "
-        "both directions, with headers; kept is what the fullest rank has at a step's end, before the update.",
+        "torch's DDP, ZeroRedundancyOptimizer and FSDP2, as its documentation says: ZeRO-2 keeps its parameters "
+        "through the step, HSDP shards within machines and reduces between them once a step, *gradients once* "
+        "accumulates whole gradients. All take the same steps, in turn, to rounding those of one process. Bytes are "
+        "those of both directions, with headers; kept is what the fullest rank has at a step's end, before the update.",
         result,
         *parts,
     )
@@ -524,6 +599,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "engines": _engines,
     "large": _large,
     "lisa": _lisa,
+    "memory": _memory,
     "sparse": _sparse,
     "hypergradients": _hypergradients,
     "sparse_clients": _sparse_clients,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -83,3 +84,45 @@ class ResNet18(nn.Module):
 def resnet18(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """ResNet-18 for small images: 11.2 M parameters."""
     return ResNet18(input_shape[0], num_outputs)
+
+
+class ViT(nn.Module):
+    """A vision transformer on patches of 4 x 4, with the mean over patches as its representation."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, *, width: int, depth: int) -> None:
+        super().__init__()
+        channels, height, side = input_shape
+        self.patches = nn.Conv2d(channels, width, 4, stride=4)
+        self.positions = nn.Parameter(0.02 * torch.randn(height * side // 16, width))
+        self.blocks = nn.ModuleList(_ViTBlock(width) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, channels, h, w] -> [n, outputs]."""
+        x = self.patches(x).flatten(2).transpose(1, 2) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.head(self.norm(x).mean(1))
+        return y
+
+
+class _ViTBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, T, width] -> [n, T, width]; heads of 64."""
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (3, -1, 64)).permute(2, 0, 3, 1, 4)  # [3, n, heads, T, 64]
+        mixed = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2])
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        y: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return y
+
+
+def vit(input_shape: tuple[int, ...], num_outputs: int, *, width: int, depth: int) -> nn.Module:
+    """A vision transformer of 12 width^2 parameters a block."""
+    return ViT(input_shape, num_outputs, width=width, depth=depth)

@@ -3,14 +3,18 @@
 torch's own optimizers are like new once their state is cleared.  Others may keep state anywhere, so they are recreated
 for each client.  For small models a step of torch's SGD is mostly overhead; it is replaced by the same operations in
 the same order without the overhead, which gives bitwise equal results.
+
+Parameters below float32 are float32 during a step (`fedsign.optim.low_precision`).  Optimizers whose step treats each
+parameter by itself take it for one parameter after another, so that one float32 copy is in memory at a time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fedsign.optim.lean import clear_leanly, step_leanly
+from fedsign.optim.low_precision import Updates, float32_step, lost_share, step_one_by_one
 
 _TORCHS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 # with any other value, SGD takes another step than `_SGD`, or another kernel, which may round differently
@@ -28,21 +32,38 @@ class LocalOptimizer:
 
     def fresh(self, lr: float) -> torch.optim.Optimizer:
         """An optimizer without state; the parameters must already hold the received values."""
-        if self._optimizer is None or self._lr != lr or not _is_torchs(self._optimizer):
+        self.release()  # a client that failed has not
+        if self._optimizer is None or self._lr != lr:
             self._optimizer, self._lr = clear_leanly(self._make(lr)), lr
             if _is_torchs(self._optimizer):
                 step_leanly(self._optimizer)
             self._rates = [group["lr"] for group in self._optimizer.param_groups]
         else:
-            self._optimizer.state.clear()
             # a schedule per step has scaled the rates of the previous client
             for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate
         return self._optimizer
 
+    def release(self) -> None:
+        """Drop gradients and state after a client's steps, before its reply takes memory."""
+        if self._optimizer is not None:
+            for group in self._optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+            self._optimizer.state.clear()
+            if not _is_torchs(self._optimizer):
+                self._optimizer = None
 
-def stepper(optimizer: torch.optim.Optimizer) -> "_SGD | _Wrapped":
-    """The fastest implementation of this optimizer's steps."""
+
+def stepper(
+    optimizer: torch.optim.Optimizer, low: Sequence[nn.Parameter] = (), updates: Updates | None = None
+) -> "_SGD | _Wrapped":
+    """The fastest implementation of this optimizer's steps; `low` are parameters below float32.
+
+    Without `updates`, the optimizer steps in the precision of `low`.
+    """
+    if low:
+        return _Plain(optimizer, low) if updates is None else _InFull(optimizer, low, updates)
     groups = optimizer.param_groups
     if (
         type(optimizer) is torch.optim.SGD
@@ -55,14 +76,22 @@ def stepper(optimizer: torch.optim.Optimizer) -> "_SGD | _Wrapped":
     return _Wrapped(optimizer)
 
 
+def is_separable(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step treats each parameter by itself."""
+    return _is_torchs(optimizer) or bool(getattr(optimizer, "is_separable", False))
+
+
 def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
     # `step_leanly` skips hooks; a subclass may keep state that clearing `state` does not reset
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return type(optimizer) in _TORCHS and not hooks
+    return type(optimizer) in _TORCHS and not (
+        optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    )
 
 
 class _Wrapped:
     """Any optimizer's own step; `scale` multiplies its initial learning rates."""
+
+    lost: float | None = None  # share of updates lost in the first step, if it was measured
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -79,8 +108,40 @@ class _Wrapped:
         self._optimizer.step()
 
 
+class _Plain(_Wrapped):
+    """Steps in the precision of the parameters below float32; measures what the first step loses."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, low: Sequence[nn.Parameter]) -> None:
+        super().__init__(optimizer)
+        self._low, self._is_first = low, True
+
+    def step(self) -> None:
+        if self._is_first:
+            self._is_first, self.lost = False, lost_share(self._low, self._optimizer.step)
+        else:
+            self._optimizer.step()
+
+
+class _InFull(_Wrapped):
+    """Steps in float32."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, low: Sequence[nn.Parameter], updates: Updates) -> None:
+        super().__init__(optimizer)
+        self._low, self._updates = low, updates
+        self._is_separable = is_separable(optimizer)
+
+    def step(self) -> None:
+        if self._is_separable:
+            step_one_by_one(self._optimizer, self._low, self._updates)
+        else:
+            with float32_step(self._low, self._updates):
+                self._optimizer.step()
+
+
 class _SGD:
     """torch.optim.SGD with (Nesterov) momentum and weight decay; parameters without gradients stay."""
+
+    lost = None
 
     def __init__(self, optimizer: torch.optim.SGD) -> None:
         group = optimizer.param_groups[0]

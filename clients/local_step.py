@@ -15,7 +15,8 @@ from torch.autograd.graph import _engine_run_backward
 from clients.local_optim import stepper
 from clients.working_model import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective, Representation
-from fedsign.records import Tensors
+from fedsign.optim.low_precision import Updates
+from fedsign.records import LOST_UPDATES, Tensors
 from fedsign.registry import resolve
 from fedsign.tasks.base import num_terms
 from fedsign.workload import Workload
@@ -31,15 +32,26 @@ class LocalStep:
         objective: Objective,
         context: LocalContext,
         optimizer: torch.optim.Optimizer,
+        updates: Updates | None = None,
     ) -> None:
+        """`updates` are those of parameters below float32."""
         client = workload.config.client
         self._task, self._clip_norm, self._micro_batch = workload.training_task, client.clip_norm, client.micro_batch
-        self._model, self._optimizer = model, stepper(optimizer)
+        self._model, self._optimizer = model, stepper(optimizer, model.low, updates)
+        self._sees_masters = updates is not None and objective.has_penalty
+        if updates is not None and self._micro_batch:
+            for parameter in model.low:
+                parameter.grad_dtype = torch.float32  # small gradients would vanish in a sum of many
         self._objective, self._context, self._has_gradient = objective, context, objective.has_gradient
 
     def scale(self, factor: float) -> None:
         """Multiply the optimizer's initial learning rates by a factor, from the next step on."""
         self._optimizer.scale(factor)
+
+    def lost_updates(self) -> dict[str, float]:
+        """The share of updates of weights below float32 that the first step has lost, if it was measured."""
+        lost = self._optimizer.lost
+        return {} if lost is None else {LOST_UPDATES: lost}
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
         """Take a step; return the batch's task loss without penalties."""
@@ -73,11 +85,12 @@ class LocalStep:
     def _backward(self, loss: Tensor | None) -> None:
         """Backpropagate a loss and the penalty together, so that parameter hooks, such as masks, see their sum."""
         parameters = self._model.in_training
+        values = self._model.values() if self._sees_masters else parameters
         losses, pulls = [] if loss is None else [loss], Tensors()
         if self._has_gradient:
             with torch.no_grad():
-                pulls = self._objective.penalty_gradient(parameters, self._context) or pulls
-        elif (penalty := self._objective.penalty(parameters, self._context)) is not None:
+                pulls = self._objective.penalty_gradient(values, self._context) or pulls
+        elif (penalty := self._objective.penalty(values, self._context)) is not None:
             losses = [penalty if loss is None else loss + penalty]
         pulled = [name for name in pulls if parameters[name].requires_grad]  # frozen parameters are no roots
         if pulled:  # the core of torch.autograd.backward, which would import sympy first, just to compare shapes

@@ -20,9 +20,9 @@ class OnDevice(Mapping[str, Tensor]):
         device: torch.device,
         *,
         keep: Collection[str] = (),
-        types: Mapping[str, Tensor] | None = None,
+        types: Mapping[str, torch.dtype] | None = None,
     ) -> None:
-        """`types` optionally gives tensors whose dtypes to convert to, by name."""
+        """`types` optionally gives the dtypes to convert to, by name."""
         self._tensors, self._device, self._types = tensors, device, types or {}
         self._kept: dict[str, Tensor | None] = dict.fromkeys(keep)
 
@@ -35,7 +35,7 @@ class OnDevice(Mapping[str, Tensor]):
         held = self._kept.get(name)
         if held is None:
             tensor = self._tensors[name]
-            held = tensor.to(self._device, self._types[name].dtype if name in self._types else tensor.dtype)
+            held = tensor.to(self._device, self._types.get(name, tensor.dtype))
             if name in self._kept:
                 self._kept[name] = held
         return held

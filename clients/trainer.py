@@ -23,6 +23,7 @@ from fedsign.data.base import IntArray
 from fedsign.errors import DiskFullError, LateError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.transform import prepare_training
+from fedsign.numerics import widened
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import unit_displacement
@@ -97,9 +98,13 @@ class SequentialTrainer:
         # with partial updates, the tensors of `local_context` move to the device on access, and those of `context` stay
         # where they arrived; otherwise both are the same
         with model.in_round(optimizer, context, request, seed=workload.config.seed, num_steps=steps) as local_context:
-            step = LocalStep(workload, model, objective, local_context, optimizer)
+            updates = model.updates(request, seed=workload.config.seed) if model.low else None
+            step = LocalStep(workload, model, objective, local_context, optimizer, updates)
             rates = factors(workload, round=request.round, num_steps=steps)
             train_loss = self._minimize(step, index, draws, rates)
+        lost = step.lost_updates() if model.low else {}
+        del step, optimizer  # they hold moments, too
+        self._optimizer.release()
         # The state is saved before the reply is sent: a saved state without a reply is harmless, since the server then
         # asks for the previous version; a reply without its state could not be continued.
         tensors = model.copies() if self._copies else model.tensors()
@@ -114,7 +119,7 @@ class SequentialTrainer:
             tensors=tensors,
             roles=model.roles,
             num_examples=len(index),
-            metrics={"train-loss": train_loss},
+            metrics={"train-loss": train_loss, **lost},
             has_state=objective.has_state,
             extra=to_device(model.packing.packed(sent), torch.device("cpu")) if sent else {},
         )
@@ -182,7 +187,10 @@ def load_state(
     if not objective.has_state:
         return {}
     kept = states.load(request)
-    return objective.initial_state(received) if kept is None else to_device(kept, device)
+    if kept is not None:
+        return to_device(kept, device)
+    # a state adds up small differences, which bf16 would lose
+    return {name: tensor.to(widened(tensor.dtype)) for name, tensor in objective.initial_state(received).items()}
 
 
 def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:

@@ -16,6 +16,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.extensions import extensions
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.models.features import classifier_of
+from fedsign.numerics import is_low
 from fedsign.objectives.base import Objective, gradient_fault
 from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import is_linear
@@ -65,6 +66,12 @@ class Experiment:
     def optimizer(self) -> torch.optim.Optimizer:
         client = self.config.client
         return optimizer_of(client.optimizer, self.model, client.lr, client.weight_decay)
+
+    @cached_property
+    def low_type(self) -> str:
+        """The type of the model's weights below float32, such as bfloat16; empty if there are none."""
+        low = (parameter for parameter in self.model.parameters() if is_low(parameter))
+        return next((str(parameter.dtype).removeprefix("torch.") for parameter in low), "")
 
     @property
     def has_buffers(self) -> bool:
@@ -116,6 +123,12 @@ def _classifies_data(experiment: Experiment) -> bool:
     return len(list(model.parameters())) == len(list(classifier_of(model).parameters()))
 
 
+STEPS_IN_FULL: Rule[Experiment] = Rule(
+    lambda experiment: experiment.config.client.low_precision != "plain" and experiment.low_type,
+    "client.low_precision={config.client.low_precision} steps in float32, but the model's weights are {found}, and "
+    "here steps are taken in the weights' own type",
+    "use float32 weights, such as model.dtype=float32, or client.low_precision=plain",
+)
 WEIGHTS_FOR_ALL: Rule[Experiment] = Rule(
     lambda experiment: (
         len(experiment.serves.weights) not in (0, experiment.config.partition.num_clients)
@@ -126,6 +139,21 @@ WEIGHTS_FOR_ALL: Rule[Experiment] = Rule(
 )
 RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
     WEIGHTS_FOR_ALL,
+    Rule(
+        lambda experiment: experiment.config.client.low_precision != "master" and not experiment.low_type,
+        "client.low_precision={config.client.low_precision} was given, but model.name={config.model.name} has no "
+        "weights below float32",
+        "leave it out, or set model.dtype=bf16 where the model has it",
+    ),
+    Rule(
+        lambda experiment: (
+            experiment.config.client.low_precision == "stochastic"
+            and experiment.low_type != "bfloat16"
+            and experiment.low_type
+        ),
+        "client.low_precision=stochastic was given, but the model's weights are {found}, and only bfloat16 is rounded",
+        "use client.low_precision=master",
+    ),
     Rule(
         lambda experiment: (
             experiment.config.server.evaluate_clients and not experiment.workload.is_evaluated_at_clients

@@ -5,6 +5,7 @@ from the signature of its factory (`fedsign.plugins`).  An unknown key is an err
 one.  `--set a.b=value` reaches every leaf.
 """
 
+import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -85,6 +86,11 @@ class ExperimentConfig(Section):
         return naming.run_name(self.model_dump(include={"name", "data", "strategy"}))
 
     @property
+    def data_label(self) -> str:
+        """What pages and lists call the data; see `fedsign.naming`."""
+        return naming.data_label(self.model_dump(include={"data"}))
+
+    @property
     def project_name(self) -> str:
         """The name of what holds runs of several strategies, such as a comparison."""
         return naming.project_name(self.model_dump(include={"name", "data", "strategy"}))
@@ -150,7 +156,9 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     >>> from_dict({"strategy": {"name": "fedsign"}}).strategy.settings["gamma"]
     0.0003
     """
-    complete = checked(ExperimentConfig, without_deleted(former_names.current_tree(data)))
+    tree = without_deleted(former_names.current_tree(data))
+    _check_reader(tree)
+    complete = checked(ExperimentConfig, tree)
     _check_names(complete)
     named = [("task", complete.task)]
     for path, _ in tables(ExperimentConfig):
@@ -163,6 +171,31 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     for kind, name in named:
         check(rules_of(kind, name), complete)
     return complete
+
+
+def _check_reader(tree: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a data file is given without the data set that reads it."""
+    data = tree.get("data")
+    part = data if isinstance(data, Mapping) else {"name": data}
+    name, path = part.get("name"), part.get("path")
+    if name is None and isinstance(path, str):
+        key, file = "data.path", path
+    elif isinstance(name, str) and naming.reader_of(name):
+        key, file = "data.name" if part is data else "data", name
+    else:
+        return
+    raise ConfigError(f"{key}={file} was given, which names no data set; to read a file, use {_reading(file, part)}.")
+
+
+def _reading(file: str, given: Mapping[str, Any] | None = None) -> str:
+    """The settings that read a data file."""
+    name = naming.reader_of(file)
+    settings = f"--set data.name={name or 'NAME'} --set {shlex.quote(f'data.path={file}')}"
+    if not name:
+        return f"{settings}, where NAME is one of {', '.join(naming.FILE_READERS)}"
+    if "target" in plugins.names_of("dataset", name) and "target" not in (given or {}):
+        settings += " --set data.target=COLUMN"
+    return settings
 
 
 def without_deleted(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -203,7 +236,7 @@ def checked(table: type[SectionT], data: Mapping[str, Any]) -> SectionT:
             if rest != data:
                 checked(table, rest)  # a component's settings are validated after the tables
         except UnknownKeysError as more:
-            raise UnknownKeysError(error.hints | more.hints) from error
+            raise UnknownKeysError(error.hints | more.hints) from None
         except ConfigError:
             pass  # the unknown keys first
         raise
@@ -217,7 +250,7 @@ def _checked(table: type[SectionT], data: Mapping[str, Any]) -> SectionT:
     try:
         raw = table.model_validate(dict(data))
     except ValidationError as error:
-        raise plugins.config_error(error, table, given=data, section="", elsewhere=elsewhere) from error
+        raise plugins.config_error(error, table, given=data, section="", elsewhere=elsewhere) from None  # says it all
     return _completed(raw, "", elsewhere)
 
 
@@ -292,6 +325,11 @@ def read_tree(table: type[Section], path: Path | None, overrides: Iterable[str])
     """
     data: dict[str, Any] = {}
     if path is not None:
+        if naming.reader_of(str(path)):
+            raise ConfigError(
+                f"{path} was given, where a configuration (TOML) is expected; if it holds data, use "
+                f"{_reading(str(path))} in its place."
+            )
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:

@@ -4,7 +4,8 @@ Every message says what was given, what was expected and how to fix it.  `exit_c
 command line: 2 for a mistake that the user can correct before a run, 1 for a run that failed.
 """
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 
 class FedSignError(Exception):
@@ -73,6 +74,10 @@ class RankError(FedSignError):
     """One of the ranks that train a client together has died."""
 
 
+class DivergedError(FedSignError):
+    """The ranks that train a client together ran different collectives."""
+
+
 class JoinError(FedSignError):
     """A rendezvous failed: a host was not authenticated, or is not needed."""
 
@@ -91,3 +96,13 @@ class EngineError(FedSignError):
 
 class LinkLostError(EngineError):
     """The connection to the SuperLink is lost; the run can be resumed once it is back."""
+
+
+def nearest(given: str, candidates: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or nothing if no candidate is close.
+
+    >>> nearest("fedsing", ["fedavg", "fedsign"])
+    " Did you mean 'fedsign'?"
+    """
+    close = difflib.get_close_matches(given, list(candidates), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""

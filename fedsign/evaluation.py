@@ -10,15 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedsign.data.base import AnySamples, Samples
+from fedsign.config import ExperimentConfig
+from fedsign.data.base import AnySamples, Samples, Tokenizer
+from fedsign.metrics.base import Evaluated, MetricInputs
 from fedsign.numerics import Numerics
 from fedsign.tasks.base import KeepingTask, Task
 
-Metric = Callable[[Tensor, Tensor], float]  # of outputs, or of what a KeepingTask keeps of them, and targets
+# of outputs, or of what a KeepingTask keeps of them, and targets; or of what its `MetricInputs` prepares
+Metric = Callable[[Any, Any], float]
 OnOutputs = Callable[[Tensor, Tensor], None]  # the same, to observe them
 _LARGEST_BATCH = 1024  # samples
 _LARGE_SAMPLE_BYTES, _SMALLEST_SHARE = 4096, 16
@@ -30,18 +34,25 @@ _LOGIT_BYTES = {"cpu": 2**22, "cuda": 2**28}  # logits dominate the memory of a 
 class Evaluation:
     """How models are evaluated; `metrics` holds pairs of name and function.
 
-    `vocabulary_size` is None unless the data are text.
+    `text` is None unless the data are text.
     """
 
     task: Task
     metrics: Sequence[tuple[str, Metric]]
     numerics: Numerics
-    vocabulary_size: int | None
+    text: Tokenizer | None
+    config: ExperimentConfig
 
     def evaluate(
-        self, model: nn.Module, samples: AnySamples, *, num_threads: int, on_outputs: OnOutputs | None = None
+        self,
+        model: nn.Module,
+        samples: AnySamples,
+        *,
+        num_threads: int,
+        on_outputs: OnOutputs | None = None,
+        round: int | None = None,
     ) -> dict[str, float]:
-        """Loss and metrics by name; `num_threads` applies to CPUs only."""
+        """Loss and metrics by name, those that are due in a round; `num_threads` applies to CPUs only."""
         targets = samples.targets
         with torch.no_grad(), self.numerics.repeatable():
             found = self._kept(model, samples, num_threads)
@@ -50,7 +61,22 @@ class Evaluation:
             values = {"loss": mean(kept, targets).item()}
         if on_outputs is not None:
             on_outputs(kept, targets)
-        return values | {name: float(metric(kept, targets)) for name, metric in self.metrics}
+        arguments = {id(None): (kept, targets)}  # of the metrics that declare the same inputs
+        for name, metric in self.metrics:
+            inputs: MetricInputs | None = getattr(metric, "inputs", None)
+            if inputs is not None:
+                if round is not None and not inputs.is_due(self.config, round):
+                    continue
+                if id(inputs) not in arguments:
+                    arguments[id(inputs)] = self._asked(model, samples, inputs)
+            values[name] = float(metric(*arguments[id(inputs)]))
+        return values
+
+    def _asked(self, model: nn.Module, samples: AnySamples, inputs: MetricInputs) -> tuple[Any, Any]:
+        """The arguments of metrics that ask the model."""
+        evaluated = Evaluated(model=model, samples=samples, text=self.text, config=self.config, numerics=self.numerics)
+        with torch.no_grad(), self.numerics.repeatable():
+            return inputs.of(evaluated)
 
     def _kept(self, model: nn.Module, samples: AnySamples, num_threads: int) -> list[Tensor]:
         """What is kept of each batch, on the CPU, in the order of the batches."""
@@ -64,7 +90,7 @@ class Evaluation:
                     outputs = task.kept(outputs, batch[1].to(device))
                 return outputs.cpu()
 
-        batches = samples.batches(self._batch_size(samples))
+        batches = samples.batches(self.batch_size(samples))
         if num_threads > 1 and device.type == "cpu" and isinstance(samples, Samples):
             # set_num_threads is thread-local too: a new thread would otherwise use all cores for its operators
             set_threads = partial(torch.set_num_threads, torch.get_num_threads())
@@ -72,10 +98,11 @@ class Evaluation:
                 return list(threads.map(kept_of, batches))
         return [kept_of(batch) for batch in batches]
 
-    def _batch_size(self, samples: AnySamples) -> int:
+    def batch_size(self, samples: AnySamples) -> int:
+        """Samples of a batch."""
         is_cpu = self.numerics.device.type == "cpu"
-        if self.vocabulary_size is not None:
-            logit_bytes = 4 * self.vocabulary_size * prod(samples.shape)
+        if self.text is not None:
+            logit_bytes = 4 * self.text.vocabulary_size * prod(samples.shape)
             return max(1, min(_LARGEST_BATCH, _LOGIT_BYTES["cpu" if is_cpu else "cuda"] // logit_bytes))
         if not is_cpu:
             return _LARGEST_BATCH

@@ -1,4 +1,4 @@
-"""What a run is called by default: after its data and its strategy.
+"""What a run is called by default: after its data and its strategy; and what reads a data file.
 
 Reads a configuration as it is stored, so that runs of older versions and of deleted capabilities have names, too.
 """
@@ -13,6 +13,7 @@ from fedsign.capabilities import CAPABILITIES
 
 _LONGEST = 60, 39  # characters of the two parts; with the dash 100, as in `fedsign.sections.FileName`
 _NAMED_BY = {name: key for each in CAPABILITIES.values() for name, key in each.named_by.items()}
+FILE_READERS = tuple(sorted(name for name, key in _NAMED_BY.items() if key == "path"))  # called after the suffix
 
 
 def run_name(tree: Mapping[str, Any]) -> str:
@@ -43,10 +44,29 @@ def data_name(tree: Mapping[str, Any]) -> str:
     return _as_file_name(PurePath(data_file(tree)).stem)[: _LONGEST[0]] or _part(data, _LONGEST[0])
 
 
+def data_label(tree: Mapping[str, Any]) -> str:
+    """What lists call the data: the file's or folder's name, or the data set's.
+
+    >>> data_label({"data": {"name": "npz", "path": "arrays/wine.npz"}}), data_label({"data": {"name": "mine:spirals"}})
+    ('wine.npz', 'spirals')
+    """
+    return PurePath(data_file(tree)).name or str(_section(tree, "data").get("name", "")).rpartition(":")[2]
+
+
 def data_file(tree: Mapping[str, Any]) -> str:
     """The path of the data's file or folder, if the data set is the user's own; else empty."""
     data = _section(tree, "data")
     return str(data.get(_NAMED_BY.get(str(data.get("name")), ""), ""))
+
+
+def reader_of(file: str) -> str:
+    """The data set that reads a file, by its suffix; empty if none does.
+
+    >>> reader_of("digits"), reader_of("plan.toml")
+    ('', '')
+    """
+    suffix = PurePath(file).suffix.lower().removeprefix(".")
+    return suffix if suffix in FILE_READERS else ""
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

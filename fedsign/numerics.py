@@ -1,7 +1,16 @@
-"""Numerics of an experiment: device, precision, memory layout, determinism.  Configured by [engine].
+"""Numerics of an experiment: device, precision, memory layout, determinism.  Configured by [engine] and
+client.low_precision.
 
 Parameters, optimizer states, penalties and aggregation are always float32.  bf16 is autocast's precision for the
 matrix products of a forward and backward pass, and for the activations between them.
+
+The exceptions are models whose weights are stored below float32, such as `transformers` with model.dtype=bf16.  How
+they take their steps is client.low_precision (`fedsign.optim.low_precision`):
+
+    master       a client steps in float32 masters, which are the federated model: sent, averaged, served, saved
+    stochastic   weights are bf16 everywhere; after each step, and when the server has its next model in float32, they
+                 are rounded stochastically
+    plain        the optimizer steps in bf16, and the server rounds to nearest: small updates are lost
 """
 
 import importlib.util
@@ -21,17 +30,19 @@ from fedsign.models.channels_last import laid_out
 
 Precision = Literal["float32", "bf16"]
 ChannelsLast = Literal["auto", "on", "off"]
+LowPrecision = Literal["master", "stochastic", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numerics:
-    """The numerics that [engine] selects, on an available device."""
+    """The numerics that [engine] and client.low_precision select, on an available device."""
 
     device: torch.device
     precision: Precision = "float32"
     channels_last: ChannelsLast = "auto"
     tf32: bool = False
     compile: bool = False
+    low_precision: LowPrecision = "master"
 
     def takes_channels_last(self, model: nn.Module) -> bool:
         """Whether a model gets channels-last images; `auto` selects them for models with 2-D convolutions."""
@@ -75,6 +86,16 @@ class Numerics:
 def in_full(values: Tensor) -> Tensor:
     """Cast bf16 to float32; return everything else unchanged."""
     return values.float() if values.dtype == torch.bfloat16 else values
+
+
+def is_low(tensor: Tensor) -> bool:
+    """Whether a tensor holds floating-point numbers below float32."""
+    return tensor.is_floating_point() and tensor.itemsize < 4
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """The dtype itself, but at least float32 for a floating-point one."""
+    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
 
 
 @contextmanager

@@ -176,7 +176,7 @@ def _checked(
     try:
         checked = model.model_validate(dict(settings))
     except ValidationError as error:
-        raise config_error(error, model, given=settings, **where) from error
+        raise config_error(error, model, given=settings, **where) from None
     except Exception as error:  # a bound that does not fit its type, or a custom validator
         raise error_in(kind, name, error, factory) from error
     named = zip(_fields(model), model.model_fields, strict=True)
@@ -231,12 +231,13 @@ def _sentence(problems: Sequence[ErrorDetails], model: type[BaseModel], given: M
     field = _fields(table).get(str(first["loc"][-1])) if table and first["loc"] else None
     default = None if field is None or field.is_required() else field.default
     same = [problem for problem in problems if _path(problem, given) == _path(first, given)]
-    expected = " or ".join(dict.fromkeys(_expected(problem, default) for problem in same))
+    example = _example(first["input"], default, _leaves(field.annotation) if field else set())
+    expected = " or ".join(dict.fromkeys(_expected(problem, example) for problem in same))
     if first["loc"] and first["loc"][0] not in given:
         return f"the default {path}={shown(first['input'])} does not fit its own type: expected {expected}.{more}"
     return (
         f"{path}={shown(first['input'])} was given, but expected {expected}; "
-        f"correct it in the file or with {_remedy(settable, first, default)}.{more}"
+        f"correct it in the file or with {_remedy(settable, first, example)}.{more}"
     )
 
 
@@ -355,7 +356,7 @@ def _table_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
     return model
 
 
-def _expected(problem: ErrorDetails, default: Any) -> str:
+def _expected(problem: ErrorDetails, example: str) -> str:
     """Pydantic's description of the expected value, in plain words."""
     message, kind = problem["msg"], problem["type"]
     context = problem.get("ctx", {})
@@ -369,7 +370,7 @@ def _expected(problem: ErrorDetails, default: Any) -> str:
         case "string_type":
             return "a text in quotes"
         case "missing" | "tuple_type" | "list_type" | "set_type" | "frozen_set_type":
-            return f"a list such as {_example(default)}"
+            return f"a list such as {example}"
         case "dict_type" | "mapping_type" | "dataclass_type":
             return "a table, such as { key = 'value' }"
         case "string_pattern_mismatch":
@@ -381,14 +382,18 @@ def _expected(problem: ErrorDetails, default: Any) -> str:
     return message.replace("a valid ", "a ")
 
 
-def _remedy(settable: str, problem: ErrorDetails, default: Any) -> str:
+def _remedy(settable: str, problem: ErrorDetails, example: str) -> str:
     """The command-line option to type; lists are quoted against the shell."""
     if problem["type"] in ("tuple_type", "list_type"):
-        return f"--set '{settable}={_example(default)}'"
+        return f"--set '{settable}={example}'"
     return f"--set {settable}=VALUE"
 
 
-def _example(default: Any) -> str:
+def _example(given: Any, default: Any, types: set[Any]) -> str:
+    """How a list is written: with the given words, such as `a,b`, if it is one of texts."""
+    words = [word.strip(" '\"") for word in given.strip(" []()").split(",")] if isinstance(given, str) else []
+    if any(words) and str in types:
+        return json.dumps([*filter(None, words)], ensure_ascii=False)
     plain = _as_toml(default)
     return json.dumps(plain) if isinstance(plain, list) and plain else "[1, 2]"
 

@@ -20,6 +20,7 @@ from fedsign.errors import ReplyError
 Tensors = dict[str, Tensor]
 OtherT = TypeVar("OtherT")
 
+LOST_UPDATES = "lost-updates"  # a metric of replies: share of updates that rounding has lost
 LATE = "no reply within server.round_timeout_s"  # reason of a failure, the same on every engine
 
 

@@ -8,7 +8,6 @@ The first `Kind.num_given` parameters of a factory are passed by the program.  A
 types and defaults define what the configuration accepts (`fedsign.plugins`).
 """
 
-import difflib
 import importlib
 import inspect
 import logging
@@ -23,7 +22,7 @@ from typing import Any
 from fedsign.capabilities import CAPABILITIES, absent
 from fedsign.capability import Kind
 from fedsign.companions import NAMES, HiddenModuleError
-from fedsign.errors import ConfigError, FedSignError
+from fedsign.errors import ConfigError, FedSignError, nearest
 
 PACKAGES = ("fedsign", *NAMES)
 _LONGEST = 300  # characters of a foreign exception's message that are shown
@@ -200,16 +199,6 @@ for _capability in CAPABILITIES.values():  # new kinds first, since any capabili
 for _capability in CAPABILITIES.values():
     for _kind, _rows in _capability.rows.items():
         KINDS[_kind].table.update(_rows)
-
-
-def nearest(given: str, candidates: Iterable[str]) -> str:
-    """` Did you mean 'x'?`, or nothing if no candidate is close.
-
-    >>> nearest("fedsing", ["fedavg", "fedsign"])
-    " Did you mean 'fedsign'?"
-    """
-    close = difflib.get_close_matches(given, list(candidates), n=1, cutoff=0.6)
-    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def one_of(given: str, names: Iterable[str]) -> str:

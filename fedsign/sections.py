@@ -5,7 +5,7 @@ fixed keys.  Capabilities add tables of their own, and keys to the core's tables
 """
 
 import re
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from operator import attrgetter
@@ -211,7 +211,7 @@ class EnginePart(Part):
 class ClientSection(Section):
     """A client's local training: `local_epochs` epochs or, if `local_steps` is above 0, that many steps."""
 
-    neutral: ClassVar[Mapping[str, Any]] = {"temperature": 1.0}
+    neutral: ClassVar[Mapping[str, Any]] = {"temperature": 1.0, "low_precision": "master"}
     local_epochs: NonNegative = 5
     local_steps: NonNegative = 0
     batch_size: Positive = 16
@@ -221,6 +221,7 @@ class ClientSection(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
     temperature: PositiveReal = 1.0  # divides the logits in the training loss
     micro_batch: NonNegative = 0  # samples per pass, gradients accumulate over a batch; 0: the whole batch
+    low_precision: Literal["master", "stochastic", "plain"] = "master"
     path: Literal["auto", "sequential"] = "sequential"  # one client after another; auto: the fastest that applies
     state_cache_mib: NonNegativeReal = 256.0  # memory for client states, in process; the rest goes to disk
     optimizer: OptimizerPart = OptimizerPart()
@@ -295,6 +296,7 @@ def composed(table: type[SectionT], added: Iterable[tuple[str, type[Table]]]) ->
         table.__name__, __base__=tuple(bases), __module__=table.__module__, __doc__=table.__doc__, **fields
     )
     created.no_result = frozenset().union(*(each.no_result for each in bases))
+    created.neutral = dict(ChainMap(*(dict(each.neutral) for each in bases)))
     return cast(type[SectionT], created)
 
 

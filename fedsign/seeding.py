@@ -40,6 +40,9 @@ class Purpose(IntEnum):
     CONDENSED = 41  # networks that evaluate condensed images; round: index of the network
     LEARNING = 43  # directions of hypergradients; round: the step
     SEARCH = 45  # trials of a hyperparameter search
+    ROUNDING = 47  # of weights, after a client's steps
+    SERVED_ROUNDING = 48  # of weights, in the server's next model
+    ANSWERS = 49  # test examples whose answers are evaluated
     SIGNS = 46  # random signs in place of the received model's
     ADAPTERS = 32  # initial adapters
     MASKS = 40  # positions of nonzero weights in a sparse tensor

@@ -65,6 +65,7 @@ class MetricTraits(Traits):
 
     kind = "metric"
     targets: str = ""  # class labels, real targets or text; empty: unknown
+    inputs: Any = None  # fedsign.metrics.base.MetricInputs, for arguments other than outputs and targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class ObjectiveTraits(Traits):
     contrasts: bool = False  # reads the input of the classifier
     contrast_is_mean: bool = False  # the contrast of a batch is the mean of those of its samples
     needs_unit_displacement: bool = False  # reads the displacement of a constant unit gradient
-    adds_up: bool = False  # the penalty is a sum over elements
+    adds_up: bool = False  # penalty and state are computed element by element
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ Every process builds its own from the same configuration and seed; none of it is
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -126,7 +127,7 @@ class Workload:
 
     @cached_property
     def numerics(self) -> Numerics:
-        """The numerics that [engine] selects."""
+        """The numerics of [engine] and client.low_precision."""
         engine = self.config.engine
         return Numerics(
             device=device_of(engine.device),
@@ -134,6 +135,7 @@ class Workload:
             channels_last=engine.channels_last,
             tf32=engine.tf32,
             compile=engine.compile,
+            low_precision=self.config.client.low_precision,
         )
 
     @cached_property
@@ -195,6 +197,14 @@ class Workload:
         """The encoding of updates from the extension point `update_encoding`; None sends whole models."""
         return next(filter(None, (make(self) for make in extensions("update_encoding"))), None)
 
+    @property
+    def data_warnings(self) -> list[str]:
+        """What readers of a run should know of its data: the data set's notes, and that samples were moved."""
+        notes = [*self.dataset.notes]
+        if len(self.dataset.train) and self.split.num_moved:  # else the data stay with the clients
+            notes.append(self.split.moved_sentence(self.config.partition.name))
+        return notes
+
     def check_data(self) -> list[dict[str, Any]]:
         """What the extension point `run_check` finds in the data, as records of findings.jsonl.
 
@@ -205,12 +215,36 @@ class Workload:
 
     def make_model(self) -> nn.Module:
         """A new model with the experiment's initial parameters, identical in every process."""
+        if "_first_model" in vars(self):
+            return self._like(vars(self)["_first_model"])
+        # only now on its device: initial values are drawn on the CPU, the same for every device
+        data = self.dataset.input_shape, self.dataset.num_outputs
+        model = self._made(*data, has_values=True).to(self.device)
+        for each in transforms_of(model):
+            each.place(model, self._shared)
+        vars(self).setdefault("model_bytes", _num_bytes(model))
+        # building another one would hold what is shared twice for a moment
+        if 2 * sum(tensor.nbytes for tensor in self._shared.values()) > self.model_bytes:
+            vars(self)["_first_model"] = self._like(model)
+        return model
+
+    def make_outline(self) -> nn.Module:
+        """A new model on the meta device: its tensors have neither values nor memory.
+
+        Parts that are made otherwise, such as from NumPy, have both.  Not all models can be made this way.
+        """
+        data = self.dataset.input_shape, self.dataset.num_outputs  # read before, since data must have values
+        with torch.device("meta"):
+            return self._made(*data, has_values=False)
+
+    def _made(self, input_shape: tuple[int, ...], num_outputs: int, *, has_values: bool) -> nn.Module:
         with torch_stream(self.config.seed, Purpose.MODEL):
-            model: nn.Module = self.config.model.build(self.dataset.input_shape, self.dataset.num_outputs)
+            model: nn.Module = self.config.model.build(input_shape, num_outputs)
             for transform in extensions("model_transform"):
                 transform(self.config, model)
-        scale_weights(model, self.config.model.init_scale)
-        if self.config.model.start:
+        if has_values:
+            scale_weights(model, self.config.model.init_scale)
+        if has_values and self.config.model.start:
             load_weights(model, Path(self.config.model.start), key="model.start")
         strategy = self.config.strategy
         adapt = getattr(resolve("strategy", strategy.name), "adapt_model", None)  # Flower's strategies lack it
@@ -221,18 +255,30 @@ class Workload:
         if adapt is not None:
             with torch_stream(self.config.seed, Purpose.ADAPTERS):
                 adapt(model, optimizer.settings)
-        model = model.to(self.device)  # only now: initial values are drawn on the CPU, the same for every device
-        for each in transforms_of(model):
-            each.place(model, self._shared)
         # saves building a large model again for these
         vars(self).setdefault("roles", roles_of(model))
-        vars(self).setdefault("transforms", transforms_of(model))
+        if has_values:  # transforms may hold tensors, such as adapters that are frozen
+            vars(self).setdefault("transforms", transforms_of(model))
         return model
+
+    def release_models(self) -> None:
+        """Drop what is kept to make further models; the next one is made anew."""
+        for name in ("_shared", "_first_model"):
+            vars(self).pop(name, None)
+
+    def _like(self, model: nn.Module) -> nn.Module:
+        """A copy of a model, except for the tensors that all models share."""
+        return deepcopy(model, {id(tensor): tensor for tensor in self._shared.values()})
 
     @cached_property
     def roles(self) -> dict[str, Role]:
         """The role of every tensor that is sent, in `state_dict` order."""
         return roles_of(self.make_model())
+
+    @cached_property
+    def model_bytes(self) -> int:
+        """The size of a model in memory."""
+        return _num_bytes(self.make_model())
 
     @cached_property
     def transforms(self) -> tuple[Transform, ...]:
@@ -266,14 +312,15 @@ class Workload:
         *,
         num_threads: int = 1,
         on_outputs: OnOutputs | None = None,
+        round: int | None = None,
     ) -> dict[str, float]:
         """Loss and metrics on the test samples (or the given ones), and as `validation_...` on held-out samples.
 
         `num_threads` threads share the batches on a CPU; results do not depend on it.  `on_outputs` observes the
-        outputs for the test samples.
+        outputs for the test samples.  With a `round`, metrics that are not due in it are left out.
         """
         test, validation = samples or (self.dataset.test, self.dataset.validation)
-        evaluate_on = partial(self._evaluation.evaluate, model.eval(), num_threads=num_threads)
+        evaluate_on = partial(self.evaluation.evaluate, model.eval(), num_threads=num_threads, round=round)
         values = evaluate_on(test, on_outputs=on_outputs)
         if validation is not None:
             metrics = evaluate_on(validation)
@@ -281,14 +328,19 @@ class Workload:
         return values
 
     @cached_property
-    def _evaluation(self) -> Evaluation:
-        text = self.dataset.text
+    def evaluation(self) -> Evaluation:
+        """How models are evaluated."""
         return Evaluation(
             task=self.task,
             metrics=[(name.rpartition(":")[2], resolve("metric", name)) for name in self.config.metrics],
             numerics=self.numerics,
-            vocabulary_size=None if text is None else text.vocabulary_size,
+            text=self.dataset.text,
+            config=self.config,
         )
+
+
+def _num_bytes(model: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 @lru_cache(maxsize=2)

@@ -197,7 +197,7 @@ def _execute(workload: Workload, engine: Engine, folder: RunFolder, callbacks: l
 
     config = workload.config
     path = config.get("client.path", "sequential")
-    _log.info("engine %s, device %s, clients trained by path %s", config.engine.name, workload.device, path)
+    _log.debug("engine %s, device %s, clients trained by path %s", config.engine.name, workload.device, path)
     for callback in callbacks:
         callback.on_start(folder, workload.config, folder.rounds())
     try:
@@ -264,13 +264,12 @@ def _start(workload: Workload) -> RunFolder:
 
 
 def partition_record(workload: Workload) -> Record:
-    """Return the contents of partition.json; warn about moved samples and about notes of the data reader."""
-    facts = split_facts(workload)
-    for note in facts.get("data_notes", ()):
+    """Return the contents of partition.json; log how the data were read, warn of notes and of moved samples."""
+    for sentence in workload.dataset.read_as:
+        _log.info("%s", sentence)
+    for note in workload.data_warnings:
         _log.warning("%s", note)
-    if facts.get("num_moved"):
-        _log.warning("%s", workload.split.moved_sentence(workload.config.partition.name))
-    return facts
+    return split_facts(workload)
 
 
 def split_facts(workload: Workload) -> Record:
@@ -292,8 +291,8 @@ def split_facts(workload: Workload) -> Record:
     }
     if split.is_shared:
         facts["samples_are_shared"] = True
-    if workload.dataset.notes:
-        facts["data_notes"] = list(workload.dataset.notes)
+    if sentences := [*workload.dataset.read_as, *workload.dataset.notes]:
+        facts["data_notes"] = sentences
     counted, num_clients = counted_clients(split.indices), len(split.indices)
     if len(counted) < num_clients:
         facts |= {"num_clients": num_clients, "counted_clients": list(counted)}

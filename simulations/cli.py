@@ -68,8 +68,10 @@ class Root(TyperGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, whose help names the options of the root command."""
         command = super().get_command(ctx, cmd_name)
+        _suggest_once(self)
         for each in _all_of(command):
             each.epilog = each.epilog or OPTIONS_OF_ALL
+            _suggest_once(each)
             _without_boxes_if_narrow(each)
         return command
 
@@ -77,6 +79,12 @@ class Root(TyperGroup):
         """Write the help."""
         _without_boxes_if_narrow(self)
         super().format_help(ctx, formatter)
+
+
+def _suggest_once(command: click.Command) -> None:
+    # click 8.4 names the nearest command in its error, to which typer would add the same words
+    if isinstance(command, TyperGroup) and hasattr(click.exceptions, "NoSuchCommand"):
+        command.suggest_commands = False
 
 
 def _without_boxes_if_narrow(command: click.Command) -> None:
@@ -149,8 +157,7 @@ def root(
     messages = context.ensure_object(Messages)
     detail: Literal["quiet", "normal", "verbose"] = "quiet" if quiet else "verbose" if verbose else "normal"
     messages.output = Output(detail=detail, as_json=log_json, every_s=log_every)
-    if verbose:
-        logging.getLogger("fedsign").setLevel(logging.INFO)
+    logging.getLogger("fedsign").setLevel(messages.output.level)
 
 
 @app.command()

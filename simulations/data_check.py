@@ -14,14 +14,15 @@ from fedsign.errors import ConfigError
 from simulations.options import ConfigArgument, JsonOption, SetOption
 from simulations.printing import escaped, print_json
 
-_MOST_CLASSES = 20
+_MOST = 20  # classes and columns that are named
 _NUM_FETCHED = 1_024  # samples that a lazy data set fetches; the start of a run fetches fewer
 
 
 def check(config: ConfigArgument = None, overrides: SetOption = None, json: JsonOption = False) -> None:
     """Look for likely mistakes in the data, without training: scales, duplicates, classes, clients.
 
-    A run does the same before its first round. Exits with code 1 if a run would be refused.
+    A run does the same before its first round. Exit codes: 0, a run would start, findings are warnings; 1, a
+    finding would refuse it; 2, the data cannot be read.
     """
     from fedsign import config as configs
     from fedsign.diagnosis.data import examine
@@ -46,6 +47,8 @@ def check(config: ConfigArgument = None, overrides: SetOption = None, json: Json
         )
         for line in _reading(dataset):
             console.print(escaped(line))
+        for warning in workload.data_warnings:
+            console.print(f"[bold]warning[/]: {escaped(warning)}")
         for finding, is_refused in found:
             console.print(
                 f"[bold]{finding.rule}[/]{' [bold red]refused[/]' if is_refused else ''}: {escaped(str(finding))}"
@@ -55,12 +58,31 @@ def check(config: ConfigArgument = None, overrides: SetOption = None, json: Json
 
 
 def _reading(dataset: Any) -> Iterator[str]:
-    """How the data were read: the shape of a sample, the classes with their training samples, notes."""
+    """How the data were read: the shape of a sample, the columns, the classes with their training samples."""
+    yield from dataset.read_as
     if dataset.text is None:
-        yield f"features of a sample: {' x '.join(map(str, dataset.input_shape))}"
+        yield f"features of a sample: {' x '.join(map(str, dataset.input_shape))}{_columns(dataset)}"
     if dataset.class_names:
-        counts = Counter(dataset.train.targets.tolist())
-        shown = [f"{name} {counts[label]:,}" for label, name in enumerate(dataset.class_names[:_MOST_CLASSES])]
-        more = len(dataset.class_names) - len(shown)
-        yield f"training samples of each class: {', '.join(shown)}{f', and {more} more classes' if more else ''}"
-    yield from dataset.notes
+        counts = Counter(dataset.train.targets.flatten().tolist())
+        named = [f"{_plain(name)} {counts[label]:,}" for label, name in enumerate(dataset.class_names)]
+        yield f"training samples of each class: {_first(named, 'classes')}"
+
+
+def _columns(dataset: Any) -> str:
+    """The columns of a table, and how many features those with texts have."""
+    if not dataset.feature_texts:
+        return ""
+    texts = dict(zip(dataset.feature_names, dataset.feature_texts, strict=True))
+    nums = Counter(dataset.feature_names)
+    named = [_plain(name) + ("" if text is None else f" ({nums[name]} texts)") for name, text in texts.items()]
+    return f", of the columns {_first(named, 'columns')}"
+
+
+def _first(words: list[str], kind: str) -> str:
+    more = len(words) - _MOST
+    return ", ".join(words[:_MOST]) + (f", and {more} more {kind}" if more > 0 else "")
+
+
+def _plain(name: str) -> str:
+    """A name, in quotes if white space at its ends would not be seen."""
+    return name if name == name.strip() and name else f"'{name}'"

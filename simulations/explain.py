@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -28,7 +28,7 @@ from fedsign.sections import MAX_INT, Part, Table, tables
 LINES = Path(__file__).with_name("settings.toml")
 EXPERIMENT = "experiment"  # the keys of no section
 _COMMENT = re.compile(r"^    (\w+): [^#\n]*?  # (.*)$", flags=re.MULTILINE)
-_HEADER, _KEY = re.compile(r"\[([\w.]+)\]"), re.compile(r"(\w+) = ")
+_HEADER, _KEY = re.compile(r"\[([\w.]+)\]"), re.compile(r"(\w+) =")
 _BOUNDS = {Gt: ("gt", "above {}"), Ge: ("ge", "at least {}"), Lt: ("lt", "below {}"), Le: ("le", "at most {}")}
 
 
@@ -68,19 +68,44 @@ def settings_rows(kind: str, name: str) -> list[dict[str, str]]:
 
 
 def commented(config: ExperimentConfig) -> str:
-    """The configuration as TOML, with what each setting is."""
-    section, lines = "", []
-    known: dict[str, type[Table]] = {"": ExperimentConfig, **_sections()}
+    """The configuration as TOML, with what each setting is; settings without a value are commented out."""
+    lines: list[str] = []
+    for section, given in _toml_sections(config):
+        lines += [*_commented_section(config, section, [line for line in given if line]), ""]
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _commented_section(config: ExperimentConfig, section: str, given: Sequence[str]) -> Iterator[str]:
+    table = _sections().get(section) if section else ExperimentConfig
+    if table is None:  # a table as the value of a setting
+        yield from given
+        return
+    part = {"kind": table.kind, "name": attrgetter(section)(config).name} if issubclass(table, Part) else None
+    settings = own_settings(table) | (settings_of(**part) if part else {})
+
+    def what(key: str) -> str | None:
+        return line_of(key, section=section) or (line_of(key, **part) if part else None)
+
+    for line in given:
+        key = _KEY.match(line)
+        known = what(key[1]) if key else None
+        yield f"{line}  # {known}" if known else line
+        if key:
+            settings.pop(key[1], None)
+    for name, setting in settings.items():
+        if (of := type_of(setting)) != "any":  # such as a function, which TOML cannot hold
+            yield f"# {name} =  # {'; '.join(filter(None, [what(name), f'{of}, none by default']))}"
+
+
+def _toml_sections(config: ExperimentConfig) -> list[tuple[str, list[str]]]:
+    """The lines of each section, the first without a header."""
+    found: list[tuple[str, list[str]]] = [("", [])]
     for line in config.to_toml().splitlines():
         if header := _HEADER.fullmatch(line):
-            section = header[1]
-        what, table = None, known.get(section)
-        if table is not None and (key := _KEY.match(line)):
-            what = line_of(key[1], section=section)
-            if what is None and issubclass(table, Part):
-                what = line_of(key[1], kind=table.kind, name=attrgetter(section)(config).name)
-        lines.append(f"{line}  # {what}" if what else line)
-    return "\n".join(lines) + "\n"
+            found.append((header[1], [line]))
+        else:
+            found[-1][1].append(line)
+    return found
 
 
 def _found(path: str) -> Iterator[Explained]:
@@ -210,6 +235,7 @@ def _comments(table: type[Table]) -> dict[str, str]:
 
 
 def type_of(field: FieldInfo) -> str:
+    """The type of a setting's values."""
     return _of(field.annotation)
 
 

@@ -21,7 +21,7 @@ SetOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 NumbersOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or its name under ./runs.")]
 TuneSeedsOption = Annotated[
     str | None,
     typer.Option(

@@ -28,7 +28,7 @@ class Output:
     @property
     def level(self) -> int:
         """The level from which log records are printed."""
-        return logging.INFO if self.detail == "verbose" else logging.WARNING
+        return {"quiet": logging.WARNING, "normal": logging.INFO, "verbose": logging.DEBUG}[self.detail]
 
     def print(self, message: str, *, level: str = "info", fields: Mapping[str, Any] | None = None) -> None:
         """Print a line, with `fields` if it is JSON."""

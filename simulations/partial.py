@@ -26,7 +26,13 @@ def prepare(workload: Workload, strategy: FlowerStrategy) -> None:
     """Let a strategy of FedSign's aggregate adapters (extension point `strategy_transform`)."""
     settings = LoraSettings.of(workload)
     if settings is not None and isinstance(strategy, Strategy) and not strategy.own_aggregation:
-        strategy.aggregator = AdapterMean(settings, partial(adapters_of, workload), seed=workload.config.seed)
+        config = workload.config
+        strategy.aggregator = AdapterMean(
+            settings,
+            partial(adapters_of, workload),
+            seed=config.seed,
+            in_full=config.client.low_precision == "stochastic",
+        )
 
 
 def round_hook(

@@ -65,7 +65,7 @@ def describe(workload: Workload) -> dict[str, Any]:
     if is_shared and names:
         whole = np.bincount(train.targets.numpy(), minlength=len(names))[None]
     return {
-        "data": config.data.name,
+        "data": config.data_label,
         "seed": config.seed,
         "partition": {"name": config.partition.name, **config.partition.settings},
         "clients": len(workload.partition),

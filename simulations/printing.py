@@ -4,6 +4,7 @@ Importing this module imports neither torch nor Flower nor NumPy, so that `--hel
 """
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from rich.measure import Measurement
 from rich.table import Table
 
 _WIDEST = 100_000  # columns
+_GAP = 2  # columns between two columns, and after the last
 
 
 def print_summary(run: Any) -> None:
     """Print a run's metrics and its path."""
     from fedsign.report import summary
+    from fedsign.report.findings import findings_facts
     from fedsign.report.sections import sections
     from fedsign.storage.results import RunFolder
 
@@ -30,8 +33,10 @@ def print_summary(run: Any) -> None:
         value = run.final(metric.rpartition(":")[2])
         shown = "diverged" if value is None else f"{value:.4f}"
         rows.append((metric, f"[bold]{shown}[/]  mean of the last {min(5, config.rounds)} rounds"))
-    added = sections(summary.read(RunFolder(run.path)))
-    rows += [(fact.name, f"[bold]{fact.value}[/]  {fact.remark}") for each in added for fact in each.facts]
+    read = summary.read(RunFolder(run.path))
+    # findings, too: the warnings may be in the log of another process
+    facts = [*(fact for each in sections(read) for fact in each.facts), *findings_facts(len(read.findings))]
+    rows += [(fact.name, f"[bold]{fact.value}[/]  {fact.remark}") for fact in facts]
     failures = sum(len(record["failures"]) for record in run.rounds)
     if failures:
         rows.append(("failures", f"[bold]{failures}[/]  client replies that could not be used, see failures.jsonl"))
@@ -51,25 +56,56 @@ def print_facts(rows: list[tuple[str, str]], *, title: str = "") -> None:
         console.print(f"{name:<{width}}  {text}")
 
 
+def columns() -> int | None:
+    """The width to print in: that of the terminal, or COLUMNS; None in a pipe or a file."""
+    console = Console()
+    return console.width if console.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else None
+
+
 def print_table(rows: list[dict[str, Any]], *, wide: bool = False) -> None:
-    """Print rows with equal columns; untruncated in a pipe, for runs, or on request."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    """Print rows with equal columns.
+
+    Cells are folded to fit a terminal, but not those of runs, nor if `wide`: there, rows that do not fit become blocks.
+    """
+    table = Table(box=None, padding=(0, _GAP, 0, 0))
     for column in rows[0]:
         table.add_column(column, overflow="fold", no_wrap=column == "run")  # keeps a path in one piece for copying
     for row in rows:
         table.add_row(*(escaped(_cell(value)) for value in row.values()))
-    console = Console(soft_wrap=True, highlight=False)
-    if wide or "run" in rows[0] or not console.is_terminal:
+    available = columns()
+    if available is not None and not wide and "run" not in rows[0]:
+        Console(soft_wrap=True, highlight=False).print(table)
+    elif available is None or _needed(table) - _GAP <= available:
         print_wide(table)
     else:
-        console.print(table)
+        for row in rows:
+            _print_block(row)
+
+
+def _print_block(row: dict[str, Any]) -> None:
+    """Print a row as lines of names and values, below its first value."""
+    console = Console(soft_wrap=True, highlight=False)
+    title, *others = [(name, _cell(value)) for name, value in row.items()]
+    width = max((len(name) for name, _ in others), default=0)
+    console.print(escaped(title[1]))
+    for name, text in others:
+        if text != "-":
+            console.print(f"  {escaped(name):<{width}}  {escaped(text)}")
+
+
+def print_text(text: str) -> None:
+    """Print a paragraph, wrapped at words in a terminal."""
+    Console(soft_wrap=columns() is None, highlight=False).print(escaped(text))
 
 
 def print_wide(table: Table) -> None:
     """Print a table as wide as its content, however narrow the terminal is."""
-    console = Console(soft_wrap=True, highlight=False)
-    needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-    Console(soft_wrap=True, highlight=False, width=max(console.width, needed)).print(table)
+    Console(soft_wrap=True, highlight=False, width=max(Console().width, _needed(table))).print(table)
+
+
+def _needed(table: Table) -> int:
+    console = Console()
+    return Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
 
 
 def _cell(value: Any) -> str:

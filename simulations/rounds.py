@@ -16,11 +16,12 @@ from math import ceil
 from typing import Protocol
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor
 
-from clients.working_model import WorkingModel
+from clients.working_model import BorrowingModel
 from fedsign.errors import ConfigError, RoundError
 from fedsign.extensions import extensions
 from fedsign.federation.aggregation import is_finite, norm_of
@@ -30,8 +31,10 @@ from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
+from fedsign.numerics import is_low
+from fedsign.optim.low_precision import round_stochastically
 from fedsign.records import Failure, Role, Tensors
-from fedsign.seeding import Purpose, generator
+from fedsign.seeding import Purpose, generator, torch_generator
 from fedsign.storage import checkpoints
 from fedsign.storage.checkpoints import Checkpoint
 from fedsign.storage.results import Record, RunFolder
@@ -75,7 +78,7 @@ class RoundLoop:
         self._states = states
         self.round = 0
         self._config = workload.config
-        self._model = WorkingModel(workload.make_model(), workload.numerics)
+        self._model = BorrowingModel(workload.make_model(), workload.numerics)
         self._hooks: list[RoundHook] = []
         self._evaluate = evaluator_for(
             workload, self._model, grid, num_threads=evaluation_threads, on_outputs=partial(_observe, self._hooks)
@@ -94,8 +97,8 @@ class RoundLoop:
         aggregator = self._strategy.aggregator if isinstance(self._strategy, Strategy) else None
         self._takes_substitutes = aggregator is None or aggregator.takes_substitutes
         self._parameters = [name for name, role in self._model.roles.items() if role is Role.PARAMETER]
-        # copies: the working model is overwritten by every evaluation
         self._evaluated: Tensors = self._model.copies()
+        self._model.empty()  # it borrows the tensors of each evaluation
         self._served = self._evaluated
         self._resume()
         # after `_resume`: hooks continue from the round of the checkpoint
@@ -126,6 +129,7 @@ class RoundLoop:
         if self._encoding is not None:
             self._encoding.commit(self.round, traffic.accepted, before=before, after=self._served)
         columns = [hook.end(traffic) for hook in self._hooks]
+        traffic.dispersion.metrics()  # before the evaluation, because it frees the sums
         trained_at = time.perf_counter()
         evaluated = self._evaluate(self.round, self._evaluated)
         self._report(evaluated.failures)
@@ -151,7 +155,7 @@ class RoundLoop:
             raise RoundError(
                 f"strategy {self._config.strategy.name} made no model of the replies of round {self.round}."
             )
-        self._served = self._checked_model(served)
+        self._served = self._checked_model(served, is_served=True)
         evaluated = strategy.evaluated_model if isinstance(strategy, Strategy) else None
         self._evaluated = self._served if evaluated is None else self._checked_model(evaluated)
         return self._exchange.traffic
@@ -198,8 +202,8 @@ class RoundLoop:
         release(replies)
         return model
 
-    def _checked_model(self, tensors: Tensors) -> Tensors:
-        """Return a strategy's model in the model's dtypes.
+    def _checked_model(self, tensors: Tensors, *, is_served: bool = False) -> Tensors:
+        """Return a strategy's model in the model's dtypes, rounded as client.low_precision says if it is served next.
 
         Counters keep the model's values, because Flower's strategies average them.
 
@@ -218,10 +222,22 @@ class RoundLoop:
                     f"strategy {self._config.strategy.name} made NaN or infinite values of finite replies in round "
                     f"{self.round}, tensor '{name}'; lower its step or the clients' learning rate."
                 )
+        if is_served and self._config.client.low_precision == "stochastic":
+            tensors = {**tensors, **self._rounded(tensors)}
         return {
             name: tensor.to(model[name].dtype) if model[name].is_floating_point() else model[name]
             for name, tensor in tensors.items()
         }
+
+    def _rounded(self, tensors: Tensors) -> Tensors:
+        """Return the tensors that are float32, but bf16 in the model, rounded stochastically."""
+        stream = torch_generator(self._config.seed, Purpose.SERVED_ROUNDING, round=self.round)
+        rounded: Tensors = {}
+        for name, own in self._served.items():  # in the order of the model, whatever that of the strategy
+            if is_low(own) and tensors[name].dtype == torch.float32:
+                rounded[name] = torch.empty_like(own)
+                round_stochastically(tensors[name].cpu(), into=rounded[name], generator=stream)
+        return rounded
 
     def _cohort(self) -> list[int]:
         """Return the clients that a Flower strategy may choose from, sampled as for our strategies."""
@@ -270,7 +286,7 @@ class RoundLoop:
                 Checkpoint(
                     round=self.round,
                     served=self._served,
-                    evaluated=own.evaluated_model if own else None,
+                    evaluated=None if self._evaluated is self._served else self._evaluated,
                     strategy=own.memory() if own else foreign.snapshot(self._strategy),
                     client_versions=versions,
                     facts={**facts, _OWNERS: owners} if owners else facts,
@@ -298,8 +314,10 @@ class RoundLoop:
         else:
             foreign.restore(self._strategy, checkpoint.strategy)
         self.round = checkpoint.round
-        self._served = checkpoint.served
-        self._evaluated = checkpoint.evaluated or checkpoint.served
+        # a run from before client.low_precision may have checkpoints in bf16
+        types = {name: tensor.dtype for name, tensor in self._served.items()}
+        self._served = {name: tensor.to(types[name]) for name, tensor in checkpoint.served.items()}
+        self._evaluated = checkpoint.evaluated or self._served
         facts = dict(checkpoint.facts)
         owners = {int(client): site for client, site in facts.pop(_OWNERS, {}).items()}
         if self._encoding is not None:

@@ -243,7 +243,7 @@ class Strategy(FlowerStrategy):
 
     def summary(self) -> None:
         """Log one line about the strategy."""
-        _log.info("%s, %s weights", type(self).__name__, self.weighting)
+        _log.debug("%s, %s weights", type(self).__name__, self.weighting)
 
 
 former_names.rename_members(Strategy, _FORMER_MEMBERS)  # `super().move(...)` of a direct subclass

@@ -2,10 +2,12 @@
 
 import gc
 import os
+import subprocess
 import sys
 import threading
-from collections import Counter
-from collections.abc import Iterator
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,18 @@ import pytest
 import fedsign.flower  # noqa: F401 - sets FLWR_TELEMETRY_ENABLED, once for all tests
 from fedsign.capabilities import CAPABILITIES, absent
 
+ROOT = Path(__file__).parents[1]
 gc.disable()  # until the tests are collected: walking over every module that was imported takes a third of the time
 os.fsync = lambda descriptor: None  # no test pulls the plug, and a run waits for the disk a dozen times
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--complete", action="store_true", help="run the tests marked slow as well")
+    parser.addoption(
+        "--of-commit",
+        action="store_true",
+        help="one in three of each file's tests, chosen by the last commit; with --complete, of its slow tests",
+    )
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -39,6 +47,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    if config.getoption("--of-commit", default=False):
+        is_complete = config.getoption("--complete")
+        not_chosen = _not_of_commit(item for item in items if item.get_closest_marker("slow") or not is_complete)
+        config.hook.pytest_deselected(items=not_chosen)
+        items[:] = [item for item in items if item not in not_chosen]
     needs = {item: {name for mark in item.iter_markers("needs") for name in mark.args} for item in items}
     deleted = {name for name in os.environ.get("FEDSIGN_WITHOUT", "").split(",") if name}  # set by tests.without
     if unknown := set().union(*needs.values()) - deleted - {*CAPABILITIES}:
@@ -60,6 +73,19 @@ def pytest_collection_finish() -> None:
     """What was imported stays: no collection of garbage in a test walks over it again."""
     gc.freeze()
     gc.enable()
+
+
+def _not_of_commit(candidates: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """All but one in three of each file's tests, and at least one of them; another commit chooses others."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    of_file: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
+    for item in candidates:
+        of_file[item.path].append(item)
+    dropped: set[pytest.Item] = set()
+    for items in of_file.values():
+        items.sort(key=lambda item: zlib.crc32(f"{commit}{item.nodeid}".encode()))
+        dropped.update(items[-(-len(items) // 3) :])
+    return dropped
 
 
 def _configures_deleted(item: pytest.Item) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.alone.paro_competitors import COMPETITORS, LAYERS, PER_GROUP, WIDTH
 from benchmarks.alone.shaped import Cable, cable
-from benchmarks.docs_alone import COMPARED
+from benchmarks.docs_alone import COMPARED, UNSHAPED
 from benchmarks.machine import machine
 from benchmarks.measure import Result, dispersion, result_head, write_result
 from fedsign.errors import EngineError
@@ -35,7 +35,7 @@ from fedsign.sharding.traffic import Link, Network, Rings
 
 NAME = "paro_network"
 RANKS, ACCUMULATE = 4, 4
-MEGABITS = (200, 100)
+MEGABITS = (None, 200, 100)  # None: the cable is not shaped
 SIZES = StateBytes(param=4, gradient=4, state=8)
 _TIMEOUT_S = 1500.0
 
@@ -58,9 +58,10 @@ def predicted(competitor: str, *, across_bps: float, within_bps: float, computin
     return {"seconds": found.communication_s + computing_s, "kept_bytes": found.memory_bytes}
 
 
-def on_network(net: Cable, megabits: float, competitors: list[str], repetitions: int) -> Result:
-    """Measure all competitors at one bandwidth."""
-    net.shape(megabits)
+def on_network(net: Cable, megabits: float | None, competitors: list[str], repetitions: int) -> Result:
+    """Measure all competitors at one bandwidth; None leaves the cable as it is."""
+    if megabits is not None:
+        net.shape(megabits)
     given = {"accumulate": ACCUMULATE, "repetitions": repetitions, "competitors": competitors}
     return _summed_up(on_machines(net, "benchmarks.alone.paro_rank", given))
 
@@ -117,7 +118,7 @@ def _ratio(competitors: Result, slow: str, fast: str) -> dict[str, float]:
 
 
 def measure(path: Path, *, repetitions: int, competitors: list[str] | None = None) -> None:
-    """Measure all competitors at both bandwidths.
+    """Measure all competitors without a limit, and at both bandwidths.
 
     Raises:
         EngineError: network namespaces cannot be created here, or a rank ended.
@@ -125,7 +126,7 @@ def measure(path: Path, *, repetitions: int, competitors: list[str] | None = Non
     before = machine()
     with cable() as net:
         rates = {
-            str(megabits): on_network(net, megabits, competitors or list(COMPETITORS), repetitions)
+            str(megabits or UNSHAPED): on_network(net, megabits, competitors or list(COMPETITORS), repetitions)
             for megabits in MEGABITS
         }
     result = {

@@ -13,7 +13,7 @@ from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, CohortModel
 from clients.cohort.optim import ELEMENTWISE
 from clients.cohort.plan import CohortBatch
 from clients.model_probes import dropouts, mixes_samples, moved_buffer, shares_tensors
-from fedsign.compatibility import Experiment, Unless
+from fedsign.compatibility import STEPS_IN_FULL, Experiment, Unless
 from fedsign.data.base import Samples
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.objectives.base import LocalContext, Objective
@@ -111,6 +111,7 @@ RULES: tuple[Rule[Experiment], ...] = (
         Rule(Unless(path, allowed), "{found} is for one client after another only")
         for path, allowed in _ONE_AFTER_ANOTHER.items()
     ),
+    STEPS_IN_FULL,
     Rule(
         lambda experiment: experiment.trains.adapt_model,
         "client.optimizer.name={config.client.optimizer.name} freezes weights, "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from clients.working_model import WorkingModel
+from clients.working_model import BorrowingModel
 from fedsign.data import sites
 from fedsign.data.base import AnySamples, Dataset
 from fedsign.data.partition.base import group
@@ -15,7 +15,8 @@ class SiteEvaluator:
 
     def __init__(self, workload: Workload, *, num_threads: int = 1) -> None:
         self._workload, self._num_threads = workload, num_threads
-        self._model = WorkingModel(workload.make_model(), workload.numerics)
+        self._model = BorrowingModel(workload.make_model(), workload.numerics)
+        self._model.empty()
         self._samples = samples_of_sites(workload.dataset)
 
     def evaluate_many(self, requests: Iterable[EvaluateRequest]) -> Iterator[EvaluateReply | Failure]:
@@ -28,9 +29,15 @@ class SiteEvaluator:
 
     def evaluate(self, request: EvaluateRequest) -> EvaluateReply:
         """One site's metrics."""
-        self._model.load(request.tensors)
         workload, site = self._workload, request.partition
         test, validation = self._samples[site]
+        self._model.load(request.tensors)
+        try:
+            metrics = workload.evaluate(
+                self._model.module, (test, validation), num_threads=self._num_threads, round=request.round
+            )
+        finally:
+            self._model.release()
         return EvaluateReply(
             round=request.round,
             partition=site,
@@ -38,7 +45,7 @@ class SiteEvaluator:
             num_train=len(workload.share_of(site)),
             num_test=len(test),
             num_validation=0 if validation is None else len(validation),
-            metrics=workload.evaluate(self._model.module, (test, validation), num_threads=self._num_threads),
+            metrics=metrics,
         )
 
 

@@ -115,6 +115,8 @@ class SuperNode(Node):
         if not sites.lies_at_nodes(workload.config):
             return answer
         sites.check_tokenizer(workload.config, workload.dataset.text, str(question.get(TOKENIZER_KEY, "")))
+        for sentence in workload.dataset.read_as:
+            _log.info("%s", sentence)
         for note in workload.dataset.notes:
             _log.warning("%s", note)  # notes and findings about a node's data stay in its own log
         for record in workload.check_data():

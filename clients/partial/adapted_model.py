@@ -39,12 +39,10 @@ class AdaptedModel(WorkingModel):
         if rank == self._settings.rank:
             yield context
             return
-        self._cut(self.parameters, rank)
-        received = dict(context.received)
-        for each in self._adapters:
-            received |= {name: received[name].clone() for name in (each.a, each.b)}
-        self._cut(received, rank)
-        yield replace(context, received=received)
+        cut = {name: context.received[name].clone() for each in self._adapters for name in (each.a, each.b)}
+        self._cut(cut, rank)
+        self._begin_from(cut)
+        yield replace(context, received={**context.received, **cut})
 
     @torch.no_grad()
     def _cut(self, tensors: Mapping[str, Tensor], rank: int) -> None:

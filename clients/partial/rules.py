@@ -5,10 +5,16 @@ calibrated for a mean over the whole cohort in every coordinate, and would be to
 
 For adapters, they are whatever changes or keeps A and B apart from the base that they belong to, where the server
 changes that base, and aggregations that give all clients one adapter, where their ranks differ.
+
+`adamw_8bit` takes no weights in channels-last memory.  Only clients convert their models, so without the rule it would
+refuse them in round 1.
 """
 
 from fedsign.compatibility import Chosen, Experiment, Unless
+from fedsign.models.channels_last import is_channels_last, laid_out
+from fedsign.optim.adamw_8bit import adamw_8bit
 from fedsign.partial.adapters import LoraSettings
+from fedsign.registry import resolve
 from fedsign.rules import Choice, Rule
 
 PARTS = Choice[Experiment](
@@ -111,4 +117,20 @@ def _ranks(experiment: Experiment) -> tuple[int, ...]:
     return tuple(experiment.config.client.optimizer.settings["ranks"])
 
 
-RULES = (PARTS, BASE, RANKS)
+def _has_channels_last_weights(experiment: Experiment) -> bool:
+    model = experiment.model
+    return experiment.workload.numerics.takes_channels_last(model) and any(
+        is_channels_last(laid_out(parameter)) for parameter in model.parameters()
+    )
+
+
+EIGHT_BITS = Rule[Experiment](
+    lambda experiment: (
+        resolve("optimizer", experiment.config.client.optimizer.name) is adamw_8bit
+        and _has_channels_last_weights(experiment)
+    ),
+    "client.optimizer.name={config.client.optimizer.name} was given, but the weights of model.name={config.model.name} "
+    "are in channels-last memory",
+    "set engine.channels_last=off",
+)
+RULES = (PARTS, BASE, RANKS, EIGHT_BITS)

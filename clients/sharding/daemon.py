@@ -13,11 +13,11 @@ from contextlib import closing
 from pathlib import Path
 
 from clients.sharding.group import ShardGroup
-from clients.state.store import ClientStore
-from clients.workers.messages import request_from, result_message
+from clients.sharding.payload import EXTRA, MODEL, SHARED, STATE, from_payload, to_payload
+from clients.workers.messages import GivenStates, request_from, result_message
 from clients.workers.shared_data import workload_from
 from fedsign.errors import EngineError
-from fedsign.records import Failure
+from fedsign.records import Tensors, TrainReply
 from fedsign.transport.connection import Connection
 from fedsign.transport.tensors import receive_tensors, send_tensors
 
@@ -55,6 +55,14 @@ def _answer(connection: Connection, group: ShardGroup, server: socket.socket) ->
             server.close()  # before replying, since another run may follow at once
             group.part(is_over=True)  # before replying, since this process may end with the peer
             return False
-        (result,) = group.train_many([request_from(*received)], ClientStore(Path()))
-        send_tensors(connection, result_message(result), {} if isinstance(result, Failure) else result.tensors)
+        given, states = from_payload(received[1]), GivenStates()
+        request = request_from(received[0], given[MODEL], given[SHARED])
+        if STATE in given:
+            states.given[request.partition] = given[STATE]
+        (result,) = group.train_many([request], states)
+        reply = Tensors()
+        if isinstance(result, TrainReply):
+            _, state = states.saved.get(request.partition, (0, {}))
+            reply = to_payload({MODEL: result.tensors, EXTRA: result.extra, STATE: state})
+        send_tensors(connection, result_message(result), reply)
     return True

@@ -1,17 +1,20 @@
 """Decide the sharding strategy of `auto`, once before a run.
 
 `auto` takes the first strategy of the plan (`fedsign.sharding.plan`), given the size of the model, the micro-batches
-per step, the optimizer state per element, and the bandwidths and memory in the configuration: among the strategies
-within 5 % of the fastest that fits, the one with the least memory.  Nothing is measured, so the same experiment trains
-the same way everywhere.
+per step, masters and optimizer state per element, and the bandwidths and memory in the configuration: among the
+strategies within 5 % of the fastest that fits, the one with the least memory.  Nothing is measured, so the same
+experiment trains the same way everywhere.
 """
 
+from collections.abc import Callable, Sequence
 from math import inf
 
-from torch import nn
+from torch import Tensor, nn
 
 from clients.trainer import make_optimizer
 from fedsign.errors import ConfigError
+from fedsign.models.transform import frozen_weights
+from fedsign.numerics import is_low, widened
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import StateBytes, Task, rank
 from fedsign.sharding.section import ShardingSection
@@ -30,7 +33,7 @@ def sharded(workload: Workload) -> Workload:
         return workload
     grouping = Grouping(groups=settings.groups, per_group=settings.ranks // settings.groups)
     network = Network(intra_bps=1e9 * settings.intra_gbps, inter_bps=1e9 * settings.inter_gbps, rings=Rings.TWO_LEVEL)
-    task = _task_of(workload, workload.make_model())
+    task = task_of(workload, workload.make_model())
     limit = 1e9 * settings.memory_gb or inf
     (standing, best), *_ = rank(task, grouping=grouping, network=network, memory_bytes=limit)
     if standing == "too_large":
@@ -42,17 +45,31 @@ def sharded(workload: Workload) -> Workload:
     return workload.with_client(sharding=settings.model_copy(update={"strategy": best.strategy.name}))
 
 
-def _task_of(workload: Workload, model: nn.Module) -> Task:
-    """The plan's input; there are no separate masters, since parameters are at least float32."""
+def task_of(workload: Workload, model: nn.Module) -> Task:
+    """The plan's input for a client's model."""
     client = workload.config.client
-    parameters = list(model.parameters())
-    itemsize = max(parameter.element_size() for parameter in parameters)
+    parameters = [*model.parameters(), *map(model.get_buffer, frozen_weights(model))]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     defaults = make_optimizer(workload, model, round=1).defaults
     moments = 2 if "betas" in defaults else int(bool(defaults.get("momentum")))  # Adam's two, or SGD's momentum
+    has_masters, is_plain = client.low_precision == "master", client.low_precision == "plain"
+
+    def steps(parameter: Tensor) -> int:
+        return parameter.itemsize if is_plain else widened(parameter.dtype).itemsize
+
     share = -(-client.batch_size // ShardingSection.of(workload.config).ranks)
     return Task(
         params=sum(parameter.numel() for parameter in parameters),
-        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        trainable=sum(parameter.numel() for parameter in trained),
         accumulate=-(-share // client.micro_batch) if client.micro_batch else 1,
-        sizes=StateBytes(param=itemsize, gradient=itemsize, state=moments * itemsize),
+        sizes=StateBytes(
+            param=_mean_bytes(parameters, lambda parameter: parameter.itemsize),
+            gradient=_mean_bytes(trained, steps),
+            state=_mean_bytes(trained, lambda each: moments * steps(each) + (4 if has_masters and is_low(each) else 0)),
+        ),
     )
+
+
+def _mean_bytes(parameters: Sequence[Tensor], size: Callable[[Tensor], int]) -> float:
+    """Bytes per element."""
+    return sum(parameter.numel() * size(parameter) for parameter in parameters) / sum(map(Tensor.numel, parameters))

@@ -18,8 +18,9 @@ from pathlib import Path
 from torch._C._distributed_c10d import TCPStore
 
 from clients.sharding.machines import RemoteRanks, Rendezvous
+from clients.sharding.payload import EXTRA, MODEL, SHARED, STATE, from_payload, to_payload
 from clients.sharding.ranks import RENDEZVOUS_S, LocalRanks, RankMessage, opened_store
-from clients.sharding.training import mean_loss
+from clients.sharding.training import lost_metric, mean_loss
 from clients.sharding.trial import OBJECTIVE
 from clients.state.store import ClientStore
 from clients.workers.messages import request_message
@@ -62,7 +63,7 @@ class ShardGroup:
         for request in requests:
             result: TrainReply | Failure
             try:
-                result = self._train(request)
+                result = self._train(request, states)
             except Exception as error:  # noqa: BLE001 - a client's error is a reply, on every engine
                 self._end()
                 result = _failure(request.partition, error)
@@ -81,28 +82,40 @@ class ShardGroup:
             self._rendezvous.close(is_over=is_over)
             self._rendezvous = None
 
-    def _train(self, request: TrainRequest) -> TrainReply:
+    def _train(self, request: TrainRequest, states: ClientStore) -> TrainReply:
         # a strategy may change the objective after the check before the run
-        check([OBJECTIVE], Experiment(workload=self._workload, spec=request.objective))
+        experiment = Experiment(workload=self._workload, spec=request.objective)
+        check([OBJECTIVE], experiment)
+        has_state = experiment.objective.has_state
+        state = states.load(request) if has_state else None
+        given = to_payload({MODEL: request.tensors, SHARED: request.shared, STATE: state or {}})
         deadline = time.monotonic() + self._workload.config.server.round_timeout_s
         if self._store is None:
             self._start(deadline)
-        layout, memory = Layout.of(request.tensors), self._here.memory
-        layout.write(request.tensors, memory)
+        layout, memory = Layout.of(given), self._here.memory
+        layout.write(given, memory)
         slot = self._here.replies.take()
         lent = self._here.replies.lent(slot)
         message = {**request_message(request), "layout": layout.as_json(), "slot": slot}
         for host in self._hosts:
             host.ask(message, memory[: layout.num_bytes])
         answers = self._answers(deadline)
+        found = from_payload(Layout.from_json(answers[0]["layout"]).read(lent))
+        if has_state:  # before the reply, as in one process
+            states.save(request.partition, request.round, found[STATE])
         return TrainReply(
             round=request.round,
             partition=request.partition,
-            tensors=Layout.from_json(answers[0]["layout"]).read(lent),
+            tensors=found[MODEL],
             roles=self._roles,
             num_examples=len(self._workload.share_of(request.partition)),
             # summed by rank, in whatever order they answered
-            metrics={"train-loss": mean_loss(answers[0]["nums"], [each["losses"] for each in answers])},
+            metrics={
+                "train-loss": mean_loss(answers[0]["nums"], [each["losses"] for each in answers]),
+                **lost_metric([each["lost"] for each in answers]),
+            },
+            has_state=has_state,
+            extra=found[EXTRA],
         )
 
     @property

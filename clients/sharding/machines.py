@@ -35,7 +35,7 @@ from fedsign.transport.addresses import Address
 from fedsign.transport.connection import Connection, Message, poll
 
 # without torch's local version: a CPU build and a CUDA build may train together
-FACTS = {"protocol": 4, "fedsign": __version__, "torch": torch.__version__.partition("+")[0]}
+FACTS = {"protocol": 5, "fedsign": __version__, "torch": torch.__version__.partition("+")[0]}
 _REMEDY = (
     "give its --secret-file the same content as client.sharding.secret_file, "
     "or the node's sharding-secret-file, has on the other"

@@ -18,10 +18,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+from clients.sharding.payload import EXTRA, MODEL, SHARED, STATE, from_payload, to_payload
 from clients.state.store import ClientStore
 from clients.workers.messages import Result, request_message, result_from
 from clients.workers.shared_data import described
+from fedsign import plugins
 from fedsign.errors import EngineError, RankError
+from fedsign.objectives.base import Objective
 from fedsign.records import TrainRequest, failure_of
 from fedsign.transport.connection import Connection, Message
 from fedsign.transport.process import ChildProcess
@@ -55,7 +58,7 @@ class AtDaemon:
         """Train clients one by one; an error becomes a failure."""
         for request in requests:
             try:
-                yield self._request(request)
+                yield self._request(request, states)
             except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
                 yield failure_of(request.partition, error)
 
@@ -68,16 +71,22 @@ class AtDaemon:
                 daemon.receive()  # returns when the daemon closes the connection
         let_go()
 
-    def _request(self, request: TrainRequest) -> Result:
+    def _request(self, request: TrainRequest, states: ClientStore) -> Result:
+        objective: Objective = plugins.build("objective", request.objective.name, dict(request.objective.settings))
+        state = states.load(request) if objective.has_state else None
+        given = to_payload({MODEL: request.tensors, SHARED: request.shared, STATE: state or {}})
         with closing(self._connected()) as daemon:
-            send_tensors(daemon, request_message(request), request.tensors)
+            send_tensors(daemon, request_message(request), given)
             received = receive_tensors(daemon, max_bytes=slot_bytes_of(request.tensors))
         if received is None:
             raise RankError(
                 "the process that keeps the ranks of this node's clients ended before it answered; "
                 f"the next client gets another one. What it had to say is in {self._given['logs']}."
             )
-        return result_from(received[0], self._roles, received[1], {})
+        found = from_payload(received[1])
+        if STATE in found:
+            states.save(request.partition, request.round, found[STATE])
+        return result_from(received[0], self._roles, found[MODEL], found[EXTRA])
 
     def _connected(self) -> Connection:
         """Connect to the node's daemon, starting it if necessary."""

@@ -2,8 +2,10 @@
 
 In:  the rank's settings, once; then per client its request (clients.workers.messages), the `layout` of its tensors, and
      the `slot` of the reply
-Out: {"ready": true} once; then per client {"nums", "losses"} of the training, and the `layout` of what rank 0 wrote
-     into the slot; {"failed": ...} instead of either
+Out: {"ready": true} once; then per client {"nums", "losses", "lost"} of the training, and the `layout` of what rank 0
+     wrote into the slot; {"failed": ...} instead of either
+
+Tensors are named as in clients.sharding.payload.
 """
 
 import logging
@@ -13,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
+from clients.sharding.model import Known
+from clients.sharding.payload import MODEL, SHARED, STATE, from_payload
 from clients.sharding.ranks import RENDEZVOUS_S
 from clients.sharding.training import ShardedTraining
 from clients.workers.messages import request_from, result_message
@@ -31,7 +35,10 @@ def main(parent: Connection) -> None:
         given = next(requests)
         workload = workload_from(given)
         _init_process_group(given, workload)
-        training = ShardedTraining(workload, rank=given["rank"])
+        where = given["constants"]
+        constants = Layout.from_json(where["layout"]).read(SharedFile(*where["file"]).memory(0))
+        known = Known(constants=constants, types=given["types"])
+        training = ShardedTraining(workload, rank=given["rank"], known=known)
         models, replies = SharedFile(*given["models"]), SharedFile(*given["replies"])
         parent.send({"ready": True})
         for request in requests:
@@ -45,14 +52,14 @@ def main(parent: Connection) -> None:
 
 def _trained(training: ShardedTraining, request: Message, models: SharedFile, replies: SharedFile) -> Message:
     """Train a client.  Rank 0 writes the trained tensors into the reply's slot."""
-    tensors = Layout.from_json(request["layout"]).read(models.memory(0))
-    nums, losses = training.train(request_from(request, tensors))
+    given = from_payload(Layout.from_json(request["layout"]).read(models.memory(0)))
+    nums, losses = training.train(request_from(request, given[MODEL], given[SHARED]), given.get(STATE))
     layout = training.layout()
     targets = {} if dist.get_rank() else layout.read(replies.memory(request["slot"]))
     for name, value in training.values():  # gathering is collective, so all ranks must iterate
         if targets:
             targets[name].copy_(value)
-    return {"nums": nums, "losses": losses, "layout": layout.as_json()}
+    return {"nums": nums, "losses": losses, "lost": training.lost, "layout": layout.as_json()}
 
 
 def _init_process_group(given: Message, workload: Workload) -> None:

@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from clients.sharding.model import Known
 from clients.workers.shared_data import TrainingProcesses
+from clients.working_model import trim_heap
 from fedsign.errors import EngineError
 from fedsign.sharding.section import ShardingSection
 from fedsign.transport.addresses import interface_of
@@ -59,7 +61,11 @@ class LocalRanks:
         """
         self._workload, self._sharding = workload, ShardingSection.of(workload.config)
         self.num_ranks = self._sharding.ranks  # on all hosts
-        self._processes = TrainingProcesses(workload, _MODULE, name="rank", logs=logs)
+        trim_heap()  # the checks before a run have copied the model
+        model = workload.make_model()
+        self._processes = TrainingProcesses(workload, _MODULE, name="rank", logs=logs, model=model)
+        known = Known.of(model)
+        self._known = {"constants": self._processes.share("constants", known.constants), "types": known.types}
         self.memory = self._processes.models.memory(self._processes.models.take())
         self.replies = self._processes.replies  # of rank 0, if it is among them
         self._children: dict[int, ChildProcess] = {}
@@ -75,6 +81,7 @@ class LocalRanks:
                 environment={INTERFACE: store.interface, "NCCL_SOCKET_IFNAME": store.interface},
                 rank=rank,
                 backend=backend,
+                **self._known,
                 store=[store.host, store.port],
             )
 

@@ -1,8 +1,8 @@
 """Refuse what a sharded client could not train as a single process does, by rules and by a trial:
 
-- layers that depend on the whole batch (BatchNorm, dropout, models that mix samples);
-- optimizers that are not elementwise, since a rank has parts of tensors;
-- objectives that read whole parameters: with a contrast, a state, or a penalty that is not a sum over elements;
+- layers that depend on the whole batch, apart from nn.Dropout and nn.BatchNorm (models that mix samples);
+- optimizers that do not declare how they work on parts of tensors (`clients.sharding.optim`);
+- objectives that read whole parameters: with a contrast, or methods that do not work element by element;
 - other kinds of parallel training (the cohort path, workers), and engines with one process per client.
 """
 
@@ -11,20 +11,18 @@ from dataclasses import replace
 import torch
 
 from clients.model_probes import dropouts, mixes_samples, moved_buffer
+from clients.sharding.layers import draws_otherwise, other_layers
 from clients.sharding.optim import rule_of
 from clients.sharding.rules import SHARDING
 from fedsign.compatibility import Chosen, Experiment, only
-from fedsign.models.batch_norm import has_batch_norm
 from fedsign.optim.base import BlockTrainer
 from fedsign.rules import Rule
-from fedsign.seeding import Purpose, torch_stream
 
 
 def _reads_whole_parameters(experiment: Experiment) -> bool:
     objective = experiment.objective
-    has_parts = not objective.has_penalty or objective.adds_up
-    needs_more = objective.has_state or objective.contrasts or objective.needs_unit_displacement
-    return not has_parts or objective.replies_with_more or needs_more
+    reads = objective.has_penalty or objective.has_state or objective.replies_with_more
+    return objective.contrasts or (reads and not objective.adds_up)
 
 
 def _shares_blocks(experiment: Experiment) -> bool:
@@ -38,27 +36,25 @@ def _shares_blocks(experiment: Experiment) -> bool:
 
 
 def _tried(experiment: Experiment) -> str:
-    """A problem that a training pass reveals: mixed samples, a changed buffer, or an unused parameter."""
+    """A problem that a training pass reveals: mixed samples, a changed buffer, or other draws."""
     model, samples = experiment.model, experiment.workload.dataset.train
     if len(samples) < 2:
         return ""  # a server whose sites keep their data
     pair = samples.batch(torch.tensor([0, len(samples) - 1]))[0].to(experiment.workload.device)
     if moved := moved_buffer(model, pair):
         return f"changes the buffer '{moved}' in a training pass, of which each rank would have another"
+    if draws_otherwise(model, pair):
+        return "draws random numbers that are not nn.Dropout's, sample by sample, and would be others on ranks"
     if mixes_samples(model, pair):
         return "lets samples of a batch depend on each other, which lie on different ranks"
-    with torch_stream(0, Purpose.TRAINING):
-        model(pair).sum().backward()
-    named = model.named_parameters()
-    unused = next((name for name, parameter in named if parameter.requires_grad and parameter.grad is None), "")
-    return f"does not use its parameter '{unused}', which an optimizer would leave alone" if unused else ""
+    return ""
 
 
 _WHOLE_PARAMETERS = Rule(
     _reads_whole_parameters,
     "objective '{spec.name}' reads whole parameters, of which a rank has a part",
     "use a strategy whose clients minimize the task's loss, or add a term for each element by itself: "
-    "strategy.name=fedavg, fedprox or fedsign",
+    "strategy.name=fedavg, fedprox, fedsign, scaffold or feddyn",
 )
 RULES: tuple[Rule[Experiment], ...] = (
     Rule(
@@ -79,28 +75,40 @@ RULES: tuple[Rule[Experiment], ...] = (
         "use engine.device=cpu or cuda",
     ),
     Rule(
-        lambda experiment: experiment.trains.adapt_model,
-        "client.optimizer.name={config.client.optimizer.name} holds the model's weights as buffers, "
-        "which nobody shards",
-        "use another optimizer",
+        lambda experiment: experiment.config.client.optimizer.settings.get("ranks"),
+        "client.optimizer.ranks cuts adapters to a client's rank, which reads whole ones",
+        "leave it out",
+    ),
+    Rule(
+        lambda experiment: experiment.config.client.optimizer.settings.get("quantization", "none") != "none",
+        "client.optimizer.quantization packs whole matrices in 4 bits, of which no rank could take its part",
+        "use quantization=none",
     ),
     only("client.optimizer.moments", "drop", "keep", because="is for one process only"),
     _WHOLE_PARAMETERS,
     Rule(
-        lambda experiment: has_batch_norm(experiment.model),
-        "model.name={config.model.name} has BatchNorm, whose statistics would be those of parts of a batch",
-        "use a model without",
+        lambda experiment: (
+            experiment.objective.has_state
+            and any(not parameter.requires_grad for parameter in experiment.model.parameters())
+        ),
+        "objective '{spec.name}' keeps client state of frozen parameters, of which no rank has masters",
+        "use a strategy without client state, such as strategy.name=fedavg",
     ),
     Rule(
-        lambda experiment: dropouts(experiment.model),
-        "model.name={config.model.name} has dropout, whose draws would be others than those of one process",
-        "set it to 0",
+        lambda experiment: other_layers(experiment.model)[:1],
+        "model.name={config.model.name} has a layer {found[0]}, which would see parts of a batch",
+        "use nn.Dropout and nn.BatchNorm",
+    ),
+    Rule(
+        lambda experiment: experiment.config.client.micro_batch and dropouts(experiment.model),
+        "client.micro_batch={config.client.micro_batch} lets a model with dropout draw piece by piece",
+        "set it to 0, or dropout to 0",
     ),
     Rule(
         lambda experiment: rule_of(experiment.optimizer) is None,
-        "client.optimizer.name={config.client.optimizer.name} is none of those that are known to move each element by "
-        "itself",
-        "use sgd, adam, adamw, packed_sgd, packed_adamw or lisa",
+        "client.optimizer.name={config.client.optimizer.name} does not declare an element_rule, which moves each "
+        "element by itself",
+        "use sgd, adam, adamw, packed_sgd, packed_adamw, lisa, lora or galore",
     ),
     Rule(
         _shares_blocks,

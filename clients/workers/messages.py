@@ -2,9 +2,29 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 
+from clients.state.store import ClientStore
 from fedsign.records import CohortReply, Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
 from fedsign.transport.connection import Message
+
+
+class GivenStates(ClientStore):
+    """The states received with requests, and those to send back with their replies."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+        self.given: dict[int, Tensors] = {}
+        self.saved: dict[int, tuple[int, Tensors]] = {}
+
+    def load(self, request: TrainRequest) -> Tensors | None:
+        """The state received with the request."""
+        return self.given.get(request.partition)
+
+    def save(self, partition: int, version: int, state: Tensors) -> None:
+        """Keep a state for the reply."""
+        self.saved[partition] = version, state
+
 
 Result = TrainReply | CohortReply | Failure
 

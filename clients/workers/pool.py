@@ -233,7 +233,7 @@ class Workers:
             Unit(unit, sum(1 if client.local_steps else len(partition[request.partition]) for request in unit))
             for unit in chunks_of(requests, self._largest_unit)
         ]
-        window = max(2 * len(self._workers), _WINDOW_BYTES // (self._largest_unit * self._processes.model_bytes))
+        window = window_of(len(self._workers), self._largest_unit * self._processes.model_bytes)
         return _Call(Queue(units, window=window, num_workers=len(self._workers)), states, len(units))
 
     def _hand_out(self) -> None:
@@ -340,6 +340,11 @@ class Workers:
             result = result.without(known)
         unit.answered.update(partitions)
         call.ready.append((result, unit if len(unit.answered) == len(unit.requests) else None))
+
+
+def window_of(num_workers: int, unit_bytes: int) -> int:
+    """Units whose replies may wait for their turn."""
+    return max(2 * num_workers, _WINDOW_BYTES // unit_bytes)
 
 
 def _written(tensors: Tensors, memory: Tensor) -> Layout:

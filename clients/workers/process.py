@@ -16,12 +16,11 @@ from torch import Tensor
 
 from clients.local_optim import stepper
 from clients.local_trainers import provider_of
-from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, make_optimizer
-from clients.workers.messages import Result, partitions_of, request_from, result_message
+from clients.workers.messages import GivenStates, Result, partitions_of, request_from, result_message
 from clients.workers.shared_data import workload_from
 from fedsign.errors import DiskFullError, FedSignError
-from fedsign.records import CohortReply, Failure, Tensors, TrainRequest, failure_of
+from fedsign.records import CohortReply, Failure, Tensors, failure_of
 from fedsign.transport.connection import Connection, Message
 from fedsign.transport.tensors import Layout, SharedFile
 from fedsign.workload import Workload
@@ -62,23 +61,6 @@ def _warm_up(workload: Workload) -> None:
     stepper(make_optimizer(workload, model, round=1)).step()
 
 
-class _Given(ClientStore):
-    """The states received with a job, and those to send back with its replies."""
-
-    def __init__(self) -> None:
-        super().__init__(Path())
-        self.given: dict[int, Tensors] = {}
-        self.saved: dict[int, tuple[int, Tensors]] = {}
-
-    def load(self, request: TrainRequest) -> Tensors | None:
-        """The state received with the job."""
-        return self.given.get(request.partition)
-
-    def save(self, partition: int, version: int, state: Tensors) -> None:
-        """Keep a state for the reply."""
-        self.saved[partition] = version, state
-
-
 @dataclass(kw_only=True, slots=True)
 class _Unit:
     """The position at which the next reply of a unit is written."""
@@ -101,7 +83,7 @@ class _Worker:
     def train(self, job: Message) -> None:
         """Train the clients of a job and send the results."""
         tasks = [self._received(task) for task in job["tasks"]]
-        states, unit_of, units = _Given(), dict[int, _Unit](), []
+        states, unit_of, units = GivenStates(), dict[int, _Unit](), []
         for index, (slot, start, clients) in enumerate(job["units"]):
             unit = _Unit(index=index, memory=self.replies.memory(slot), start=start)
             units.append([request_from(client, *tasks[client["task"]]) for client in clients])
@@ -129,7 +111,7 @@ class _Worker:
         return model.read(memory), Layout.from_json(task["shared"]).read(memory[model.num_bytes :])
 
 
-def _write_result(result: Result, partitions: list[int], unit: _Unit, states: _Given) -> Message:
+def _write_result(result: Result, partitions: list[int], unit: _Unit, states: GivenStates) -> Message:
     """Make a result's message, and write its tensors and new states into the unit's memory.
 
     Raises:

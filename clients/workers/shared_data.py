@@ -10,8 +10,10 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import Dataset, Samples
@@ -51,8 +53,19 @@ def _untold() -> DataError:
 class TrainingProcesses:
     """Starts processes that share training samples, received models, and replies with this one."""
 
-    def __init__(self, workload: Workload, module: str, *, name: str, logs: Path, clients_per_reply: int = 1) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        module: str,
+        *,
+        name: str,
+        logs: Path,
+        clients_per_reply: int = 1,
+        model: nn.Module | None = None,
+    ) -> None:
         """Allocate the memory; `name` appears in the logs and in an environment variable that marks the processes.
+
+        `model` saves making another one.
 
         Raises:
             EngineError: this process is such a process itself.
@@ -64,7 +77,7 @@ class TrainingProcesses:
                 'under `if __name__ == "__main__":`.'
             )
         self._workload, self._module, self._name, self._logs = workload, module, name, logs
-        model = workload.make_model()
+        model = model or workload.make_model()
         sent = packing_of(model).packed(model.state_dict())
         self.model_bytes = sum(tensor.nbytes for tensor in sent.values())
         self.models = Slots("models", slot_bytes_of(sent))
@@ -72,6 +85,14 @@ class TrainingProcesses:
         data = share_data(workload)
         self._files = [self.models, self.replies, *(data[:1] if data else [])]
         self._memory = {"models": self.models.as_json(), "replies": self.replies.as_json(), "data": data and data[1]}
+
+    def share(self, name: str, tensors: Mapping[str, Tensor]) -> Message:
+        """Share tensors with all processes that start from now on; the message says where they are."""
+        layout = Layout.of(tensors)
+        file = Slots(name, layout.num_bytes)
+        layout.write(tensors, file.memory(file.take()))
+        self._files.append(file)
+        return {"file": file.as_json(), "layout": layout.as_json()}
 
     def start(
         self,
@@ -140,8 +161,9 @@ def share_data(workload: Workload) -> tuple[Slots, Message] | None:
     file = Slots("data", layout.num_bytes)
     memory = file.memory(file.take())
     layout.write(tensors, memory)
+    shared: dict[str, Any] = layout.read(memory)
     # the slot of the cached_property
-    vars(workload)["dataset"] = replace(dataset, train=Samples(**layout.read(memory)))
+    vars(workload)["dataset"] = replace(dataset, train=Samples(**shared))
     vars(workload).pop("training_samples", None)  # derived from the original
     return file, {
         "file": file.as_json(),
@@ -169,7 +191,7 @@ def digest_of(dataset: Dataset) -> str:
 
 def mapped_data(header: Message) -> Dataset:
     """The shared data set of another process, without samples that only a server needs."""
-    tensors = Layout.from_json(header["layout"]).read(SharedFile(*header["file"]).memory(0))
+    tensors: dict[str, Any] = Layout.from_json(header["layout"]).read(SharedFile(*header["file"]).memory(0))
     train = Samples(**tensors)
     size = header["vocabulary_size"]
     none = Samples(features=train.features[:0], targets=train.targets[:0])

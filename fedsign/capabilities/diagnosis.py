@@ -11,7 +11,6 @@ CAPABILITY = Capability(
     ),
     commands={"data check": "simulations.data_check:check"},
     extends={
-        "report_section": "fedsign.diagnosis.report:section",
         "round_hook": "fedsign.diagnosis.judge:round_hook",
         "run_check": "fedsign.diagnosis.data:run_check",
     },

@@ -9,6 +9,7 @@ CAPABILITY = Capability(
         "images": "the recipes that train on CIFAR-10, and on VGG and ResNet",
         "sparsity": "the recipes of SμPar",
         "language": "the recipes that fine-tune and export a decoder",
+        "partial": "the recipe of weights, moments, and a base in few bits",
         "memory": "the recipes of LISA's and (FG)²U's memory",
         "bilevel": "the recipes of (FG)²U and condensation",
         "landscape": "the recipes of loss valleys",

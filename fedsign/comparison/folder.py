@@ -137,6 +137,8 @@ class Comparison:
             failure=None if is_finished else self.failure_of(cell),
             folder=run.path,
             records=run.rounds(),
+            settings=_strategy_settings(run),
+            findings=run.findings(),
             population=run.partition,
             seconds=sum(
                 value or 0.0 for record in run.timings() for key, value in record.items() if key.endswith("_s")
@@ -150,14 +152,15 @@ class Comparison:
 
 
 def load_comparison(path: str | Path) -> Comparison:
-    """Load a comparison by its folder, or by a file in it.
+    """Load a comparison by its folder, a file in it, or its name under ./comparisons.
 
     Raises:
         ResultsError: it is not a comparison.
     """
     given = Path(path)
-    folder = given if given.is_dir() else given.parent
-    if not (folder / PLAN).is_file():
+    folders = [given.parent if given.is_file() else given, Path("comparisons") / given]
+    folder = next((each for each in folders if (each / PLAN).is_file()), None)
+    if folder is None:
         raise ResultsError(
             f"{path} is not a comparison: there is no {PLAN} in it; 'fedsign compare' makes one under ./comparisons."
         )
@@ -166,6 +169,14 @@ def load_comparison(path: str | Path) -> Comparison:
 
 def _is_finished(run: RunFolder | None) -> bool:
     return run is not None and run.outcome["status"] == "finished"
+
+
+def _strategy_settings(run: RunFolder) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(run.config_toml).get("strategy", {})
+    except (ResumeError, tomllib.TOMLDecodeError):  # the cell's numbers are readable nevertheless
+        return {}
+    return {key: value for key, value in settings.items() if key != "name"}
 
 
 def _with_defaults_of_format_1(content: Mapping[str, Any]) -> dict[str, Any]:

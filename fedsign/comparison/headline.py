@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fedsign.comparison.labels import Scale, enumerate_words, short_label
 from fedsign.comparison.summary import Entry, Summary
@@ -40,8 +40,9 @@ def headline(summary: Summary) -> Headline:
     sentences = [] if is_alone else [_leader(summary, order, table)]
     if not is_alone:
         sentences += [_shown(summary, row) for row in leaders] if table.tells else [_nothing(summary, table)]
-    remark = f"test {summary.metric_name}, mean of {plural(len(top.values), 'seed')}"
-    remark += f" and {plural(len(summary.conditions), 'condition')}" if len(summary.conditions) > 1 else ""
+    counts = [(len(top.values), "seed"), (len(summary.conditions), "condition")]
+    several = [plural(count, noun) for count, noun in counts if count > 1]
+    remark = f"test {summary.metric_name}, {f'mean of {enumerate_words(several)}' if several else 'one seed'}"
     return Headline(
         condition="",
         best=enumerate_words([row.label for row in leaders]) or f"{UNDECIDED[0].upper()}{UNDECIDED[1:]}",
@@ -56,17 +57,16 @@ def described(summary: Summary, condition: Mapping[str, Any]) -> Headline:
     order = ranked(summary.entries_of(condition), higher_is_better=summary.higher_is_better)
     sentence = f"No cell of this condition has ended with a number{' yet' if summary.num_pending else ''}."
     if order:
-        best = order[0]
-        value = summary.scale.with_unit(best.mean)
-        sentence = f"{best.label} has the best mean, {value}"
-        of = best.seeds_of_all
-        sentence += f" of {of}" if of else ""
-        is_reference = best.strategy == summary.reference or best.difference is None
-        sentence += (
-            "."
-            if is_reference or best.difference is None
-            else f": {_measured(best.difference, summary.scale, than=summary.reference_label)}"
-        )
+        best, tied = order[0], _tied(summary, order)
+        other = tied[0] if tied else best
+        of = f" of {best.seeds_of_all}" if best.seeds_of_all else ""
+        start = _tie(summary, tied) if tied else f"{best.label} has the best mean"
+        sentence = f"{start}, {summary.scale.with_unit(best.mean)}{of}"
+        if other.strategy == summary.reference or other.difference is None or len(tied) > 1:
+            sentence += "."
+        else:
+            than = summary.reference_label
+            sentence += _measured(other.difference, summary.scale, than=than, is_tie=bool(tied))
     return Headline(condition=short_label(condition), best="", value="", remark="", sentences=(sentence,))
 
 
@@ -79,9 +79,14 @@ def _leader(summary: Summary, order: Sequence[Standing], table: Standings) -> st
             return f"Nothing to compare {best.label} with has ended yet."
         other, than = order[1], best.label
         start = f"{best.label}, the reference, has the best mean; {other.label} comes next"
+    tied = _tied(summary, order)
+    if len(tied) > 1:
+        return f"{_tie(summary, tied)}."
+    if tied:
+        other, start = tied[0], _tie(summary, tied)
     if other.difference is None or other.p is None:
         return f"{start}. No seed has ended for both {other.label} and {than}, so no difference can be reported."
-    sentence = f"{start}: {_measured(other.difference, summary.scale, than=than)}"
+    sentence = f"{start}{_measured(other.difference, summary.scale, than=than, is_tie=bool(tied))}"
     if table.tells and other.says == UNDECIDED:
         sentence += f" That is {UNDECIDED} the two apart (corrected {corrected_p(other.p)})."
     return sentence
@@ -120,17 +125,37 @@ def _all_troubles(summary: Summary, best: str) -> list[str]:
     return sentences
 
 
-def _measured(difference: Interval, scale: Scale, *, than: str) -> str:
+_Row = TypeVar("_Row", Standing, Entry)
+
+
+def _tied(summary: Summary, order: Sequence[_Row]) -> list[_Row]:
+    """The strategies that tie with the reference for the best mean, to the decimals that are shown."""
+    number = summary.scale.number
+    best = [row for row in order if number(row.mean) == number(order[0].mean)]
+    if all(row.strategy != summary.reference for row in best):
+        return []
+    return [row for row in best if row.difference and number(abs(row.difference.mean)) == number(0.0)]
+
+
+def _tie(summary: Summary, tied: Sequence[Standing | Entry]) -> str:
+    labels = [*(row.label for row in tied), f"the reference, {summary.reference_label},"]
+    return f"{enumerate_words(labels)} tie for the best mean"
+
+
+def _measured(difference: Interval, scale: Scale, *, than: str, is_tie: bool) -> str:
     amount = scale.number(abs(difference.mean)) + (" points" if scale.percent else "")
     way = "above" if difference.mean >= 0 else "below"
-    interval = ""
+    said = "" if is_tie else f": {amount} {way} {than}"
     if difference.low is not None and difference.high is not None:
-        interval = (
+        said += (
             f" (95{NARROW_SPACE}% interval of the paired difference: {scale.signed(difference.low)} to "
             f"{scale.signed(difference.high)})"
         )
-    wins = f", better in {difference.wins} of {difference.num_pairs} seeds" if difference.num_pairs > 1 else ""
-    return f"{amount} {way} {than}{interval}{wins}."
+    if difference.num_pairs > 1:
+        is_equal = difference.mean == 0.0 and difference.low is None  # and so is each seed's
+        wins = f"better in {difference.wins} of {difference.num_pairs} seeds"
+        said += f", equal in all {difference.num_pairs} seeds" if is_equal else f", {wins}"
+    return f"{said}."
 
 
 def _troubles(entry: Entry, *, is_best: bool) -> str:

@@ -169,6 +169,8 @@ def _entry(
         num_failed=num_failed,
         unfinished=len(results) - len(finished) - num_failed,
         folders=tuple(each.folder for each in finished if each.folder is not None),
+        settings=next((each.settings for each in results if each.settings), {}),
+        findings=tuple((each.cell.seed, finding) for each in results for finding in each.findings),
     )
 
 

@@ -7,11 +7,13 @@ from itertools import groupby
 from pathlib import Path
 
 from fedsign.comparison import charts, statistics_charts, tables, tuning_page
+from fedsign.comparison.findings import finding_rows, num_findings
 from fedsign.comparison.headline import described, headline
 from fedsign.comparison.labels import enumerate_words, short_label
 from fedsign.comparison.summary import Entry, Summary, values_label
 from fedsign.report import template, wording
 from fedsign.report.chart import Chart
+from fedsign.report.findings import findings_facts
 from fedsign.report.population import Population, panels
 from fedsign.report.run_charts import DRIFT, MIN_ROUNDS_TO_SMOOTH
 from fedsign.report.summary import Fact, settings_by_section
@@ -39,6 +41,7 @@ def render(summary: Summary) -> str:
         headline=headline(summary),
         described=[described(summary, condition) for condition in conditions],
         facts=facts(summary),
+        findings=finding_rows(summary),
         results=tables.results(summary),
         pooled=tables.pooled(summary),
         differences=charts.differences(summary),
@@ -56,6 +59,7 @@ def render(summary: Summary) -> str:
         tuned=tuning_page.sections(summary),
         tuned_lead=tuning_page.lead(summary),
         short_label=short_label,
+        strategies=tables.strategy_settings(summary),
         configuration=configuration(summary),
         environment=summary.environment,
     )
@@ -74,6 +78,7 @@ def render_card(summary: Summary) -> str:
         results=results,
         pooled=tables.pooled(summary),
         differences=differences,
+        findings=wording.plural(num_findings(summary), "finding") if num_findings(summary) else "",
     )
 
 
@@ -89,7 +94,7 @@ def facts(summary: Summary) -> list[Fact]:
     listed = [Fact(name=name, value=f"{count:,}") for name, count in counts.items() if count]
     cells = Fact(name="runs", value=f"{summary.num_finished:,}", remark=f"of {summary.num_cells:,} finished")
     time = Fact(name="total run time", value=wording.duration(summary.seconds), remark="added up")
-    return [*listed, cells, time]
+    return [*listed, cells, *findings_facts(num_findings(summary), see="see “Findings”"), time]
 
 
 def groups(summary: Summary) -> list[tuple[str, str, list[Chart]]]:

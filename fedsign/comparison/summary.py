@@ -78,6 +78,8 @@ class CellResult:
     population: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     failure: str | None = None  # why it failed; None: finished or pending
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the strategy's own
+    findings: Sequence[Record] = ()
 
     def final(self, key: str) -> float | None:
         """Mean of a metric over the last rounds."""
@@ -154,6 +156,8 @@ class Entry:
     num_failed: int  # failed cells: without a value, rerun only on request
     unfinished: int  # cells to be run or resumed
     folders: tuple[Path, ...]  # the runs
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the strategy's own; empty before a run starts
+    findings: tuple[tuple[int, Record], ...] = ()  # seed and finding, of all runs
 
     @property
     def num_seeds(self) -> int:

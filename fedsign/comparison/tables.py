@@ -12,7 +12,7 @@ from fedsign.comparison.statistics_charts import Statistics
 from fedsign.comparison.summary import Entry, SpeedUp, Summary
 from fedsign.comparison.verdict import Standing, Standings, corrected_p, standings
 from fedsign.report.chart import Series
-from fedsign.report.wording import MISSING, byte_count
+from fedsign.report.wording import MISSING, byte_count, setting
 from fedsign.storage.results import Record
 
 if TYPE_CHECKING:
@@ -109,6 +109,21 @@ def results(summary: Summary) -> list[ResultTable]:
         reaching = "" if target is None else scale.with_unit(target)
         tables.append(ResultTable(condition=short_label(condition), target=reaching, rows=rows))
     return tables
+
+
+def strategy_settings(summary: Summary) -> list[tuple[str, str]]:
+    """Label and own settings of each strategy that has some: `alpha 0.1`, or `alpha 0.1 or 1.0` where runs differ."""
+    rows = []
+    for strategy, label in summary.labels.items():
+        values: dict[str, dict[str, None]] = {}  # setting -> its distinct values, in order
+        for entry in summary.entries:
+            if entry.strategy == strategy:
+                for key, value in entry.settings.items():
+                    values.setdefault(key, {})[setting(value)] = None
+        texts = [f"{key} {' or '.join(each)}" for key, each in values.items() if [*each] != [MISSING]]
+        if texts:
+            rows.append((label, ", ".join(texts)))
+    return rows
 
 
 def table_rows(summary: Summary) -> list[Record]:

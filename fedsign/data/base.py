@@ -9,7 +9,7 @@ and `owners`.
 document's first token, and learns where documents end.  In most tokenizers they are the same token.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Literal, Protocol, TypeVar
@@ -44,18 +44,21 @@ class Samples:
     For text: tokens [n, T] (int64), or [n, T, 2] with their positions in packed documents, with the next tokens [n, T]
     as targets, -100 where a token is not scored.
     `owners` [n] (int64, from 0) assigns samples to natural clients; None if there are none.
+    `questions` [n] (any objects) holds what a metric may ask about a sample, or None.
     """
 
     features: Tensor
     targets: Tensor
     owners: Tensor | None = None
+    questions: npt.NDArray[np.object_] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: IntArray) -> "Samples":
         owners = None if self.owners is None else self.owners[index]
-        return Samples(features=self.features[index], targets=self.targets[index], owners=owners)
+        questions = None if self.questions is None else self.questions[index]
+        return Samples(features=self.features[index], targets=self.targets[index], owners=owners, questions=questions)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -152,6 +155,13 @@ class LazySamples:
 AnySamples = Samples | LazySamples
 
 
+def joined_questions(parts: Sequence[Samples]) -> npt.NDArray[np.object_] | None:
+    """The questions of all parts, None for a sample of a part without; None if no part has any."""
+    if all(part.questions is None for part in parts):
+        return None
+    return np.concatenate([np.full(len(part), None) if part.questions is None else part.questions for part in parts])
+
+
 class Tokenizer(Protocol):
     """Converts texts to tokens, integers from 0 to `vocabulary_size` - 1, and back."""
 
@@ -224,9 +234,12 @@ class Dataset:
     `class_names` is empty for a regression.  `normalization` is the usual one for this data: the factory does *not*
     apply it, but `Workload.dataset` does.  If it is usually measured, `standardized` instead says which channels are
     scaled to mean 0 and standard deviation 1 over the training samples.  `validation` holds samples held out for
-    choosing hyperparameters; the workload creates it.  `feature_names` holds the column of each feature of a table.
-    `notes` are sentences for readers of a run, such as what was truncated; they are stored in partition.json.  `text`
-    is the tokenizer if samples are blocks of tokens, else None.
+    choosing hyperparameters; the workload creates it.  `feature_names` holds the column of each feature of a table, and
+    `feature_texts` the text that a one-hot feature stands for, None for a number.  `text` is the tokenizer if samples
+    are blocks of tokens, else None.
+
+    Sentences for readers of a run are stored in partition.json: `read_as` informs how the data were read, such as with
+    which delimiter, and `notes` warn, such as of what was truncated.
     """
 
     train: AnySamples
@@ -237,6 +250,8 @@ class Dataset:
     validation: AnySamples | None = None
     text: Tokenizer | None = None
     feature_names: tuple[str, ...] = ()
+    feature_texts: tuple[str | None, ...] = ()
+    read_as: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -14,6 +14,8 @@ from fedsign.rules import Rule
 from fedsign.tasks.base import IGNORED
 from fedsign.traits import MetricTraits, TaskTraits
 
+_MOST_CLASSES = 1000
+
 
 def checked_dataset(result: object, *, name: str) -> Dataset:
     """A factory's result as a valid data set.
@@ -35,6 +37,10 @@ def checked_dataset(result: object, *, name: str) -> Dataset:
             raise DataError(
                 f"{prefix} targets that are not integers from 0 to {len(dataset.class_names) - 1}, "
                 "the positions in class_names; correct them, or leave class_names empty for a regression."
+            )
+        if not torch.isfinite(samples.targets).all():
+            raise DataError(
+                f"{prefix} targets that are NaN or infinite; expected numbers: fill in or leave out what is missing."
             )
     if dataset.train.shape != dataset.test.shape:
         raise DataError(
@@ -69,26 +75,71 @@ class Fit:
 
     @property
     def fitting_tasks(self) -> str:
-        return " or ".join(f"task={name}" for name in TaskTraits.having(targets=self.targets))
+        tasks = " or ".join(f"task={name}" for name in TaskTraits.having(targets=self.targets))
+        if self.targets != "real targets" or "rmse" in self.config.metrics:
+            return tasks
+        return f"{tasks} (--set task=regression --set 'metrics=[\"rmse\"]')"
+
+    @property
+    def other_data(self) -> str:
+        """How the targets become those of the given task, if they may be meant so."""
+        settings, wanted = self.config.data.settings, TaskTraits.of(self.config.task).targets
+        is_table = "target_type" in settings
+        if wanted == "class labels" and (labels := self._whole_targets):
+            how = "use --set data.target_type=class" if is_table else "give integers, y.astype(int)"
+            return f"if {', '.join(map(str, labels[:5]))}{', ...' if len(labels) > 5 else ''} are classes, {how}"
+        if (wanted, self.targets) == ("real targets", "class labels") and "path" in settings:
+            return f"give numbers: {'--set data.target_type=number' if is_table else 'y.astype(float)'}"
+        return "other data"
+
+    @property
+    def _whole_targets(self) -> list[int]:
+        """Different targets, if they are few whole numbers, such as labels that were written as floats."""
+        targets = self.dataset.train.targets
+        if self.targets != "real targets" or targets.ndim > 1:
+            return []
+        values = targets.unique().tolist()
+        is_few = len(values) <= min(_MOST_CLASSES, len(targets) // 2)
+        return [int(each) for each in values] if is_few and all(each == int(each) for each in values) else []
+
+    @property
+    def metrics(self) -> list[str]:
+        return [*self.config.metrics]
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """What the test samples lack for a metric; empty where they lie elsewhere."""
+        return next(filter(None, map(self._lacking_for, self.config.metrics)), ())
 
     @property
     def fitting_metrics(self) -> str:
-        return ", ".join(sorted(MetricTraits.having(targets=self.targets)))
+        names = MetricTraits.having(targets=self.targets)
+        return ", ".join(sorted(name for name in names if not self._lacking_for(name)))
+
+    def _lacking_for(self, metric: str) -> tuple[str, ...]:
+        inputs = MetricTraits.of(metric).inputs
+        if inputs is None or not len(self.dataset.test):
+            return ()
+        return tuple(filter(None, inputs.lacks(self.dataset)))
 
 
 RULES: tuple[Rule[Fit], ...] = (
     Rule(
         lambda fit: TaskTraits.of(fit.config.task).targets not in ("", fit.targets),
         "task={config.task} was given, but data.name={config.data.name} has {targets}",
-        "use {fitting_tasks} or other data",
+        "use {fitting_tasks}, or {other_data}",
     ),
     Rule(
         lambda fit: next(
             (name for name in fit.config.metrics if MetricTraits.of(name).targets not in ("", fit.targets)), ""
         ),
-        "metrics={config.metrics} was given, but data.name={config.data.name} has {targets}, for which '{found}' "
-        "says nothing",
+        "metrics={metrics} was given, but data.name={config.data.name} has {targets}, for which '{found}' says nothing",
         "use one of {fitting_metrics}, or none: --set metrics='[]'",
+    ),
+    Rule(
+        lambda fit: fit.lacking,
+        "metrics={metrics} was given, but data.name={config.data.name} has {found[0]}",
+        "use {found[1]}, or other metrics",
     ),
     Rule(
         lambda fit: fit.dataset.text is not None and fit.config.data.augment != "none",

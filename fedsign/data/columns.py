@@ -20,12 +20,13 @@ too (`unused` names the columns to ignore), and nothing is inferred: features mu
 and a target without class names is a number.
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,15 +36,15 @@ from torch import Tensor
 
 from fedsign.data.base import Dataset, Frame, Samples
 from fedsign.data.files import check_classes
+from fedsign.data.spelling import has_decimal_commas, is_number, separator_of
 from fedsign.data.splitting import train_test
-from fedsign.errors import DataError
-from fedsign.registry import nearest
+from fedsign.errors import DataError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TargetType = Literal["auto", "class", "number"]
-NOTE = "note"  # attribute of a table: a sentence for readers of a run
+READ_AS = "read_as"  # attribute of a table: a sentence that says how it was read
 _MAX_TEXTS = 1000  # per column: names or ids would otherwise become as many features
 
 
@@ -124,22 +125,23 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
         DataError: a file or a column is missing, or cannot be trained on.
     """
     train = test = _table(read, columns.path, "data.path")
-    notes = [train.attrs.get(NOTE)]
+    read_as = [train.attrs.get(READ_AS)]
     if columns.test_path is None:
         first, second = train_test(len(train), seed, columns.test_fraction)
         train, test = train.iloc[first], train.iloc[second]
     else:
         test = _table(read, columns.test_path, "data.test_path")
-        notes.append(test.attrs.get(NOTE))
+        read_as.append(test.attrs.get(READ_AS))
     if columns.strict:
         for part, file in zip((train, test), columns.files, strict=True):
             _check_agreed(part, columns, file)
     names = _feature_names(train, columns)
-    _check_complete(train, [*names, columns.target, *columns.owners], columns.files[0])
-    _check_complete(test, [*names, columns.target], columns.files[1])
+    _check_complete(train, [*names, columns.target, *columns.owners], columns, columns.files[0])
+    _check_complete(test, [*names, columns.target], columns, columns.files[1])
     encoded = [_encode(train, test, name, columns) for name in names]
     features = [np.concatenate([each[part] for each in encoded], axis=1) for part in (0, 1)]
-    scaled = np.concatenate([np.full(each[0].shape[1], each[2]) for each in encoded])
+    texts = [each.texts or (None,) for each in encoded]
+    scaled = [each.is_scaled for each, of_column in zip(encoded, texts, strict=True) for _ in of_column]
     targets, class_names = _targets(train[columns.target], test[columns.target], columns)
     return Dataset(
         train=Samples(
@@ -149,9 +151,10 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
         ),
         test=Samples(features=torch.from_numpy(features[1]), targets=targets[1]),
         class_names=class_names,
-        notes=tuple(filter(None, notes)),
-        standardized=tuple(scaled.tolist()),
-        feature_names=tuple(name for name, each in zip(names, encoded, strict=True) for _ in range(each[0].shape[1])),
+        read_as=tuple(filter(None, read_as)),
+        standardized=tuple(scaled),
+        feature_names=tuple(name for name, of_column in zip(names, texts, strict=True) for _ in of_column),
+        feature_texts=tuple(text for of_column in texts for text in of_column),
     )
 
 
@@ -203,18 +206,22 @@ def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
     """The feature columns, in the given order or in the file's."""
     known = [str(name) for name in table.columns]
     wanted = {"target": [columns.target], "features": columns.features, "categorical": columns.categorical}
-    for key, names in {**wanted, "levels": columns.levels or {}, "owner": columns.owners}.items():
+    # not all of the tables that lie apart need have an unused column
+    unused = () if columns.strict else columns.unused
+    for key, names in {**wanted, "levels": columns.levels or {}, "unused": unused, "owner": columns.owners}.items():
         for name in names:
             if name not in known:
-                if sum(map(_is_number, known)) > len(known) / 2:
+                if sum(map(is_number, known)) > len(known) / 2:
                     raise DataError(
                         f"data.{key} names the column '{name}', but the first line of {columns.path} holds numbers "
                         f"({', '.join(known[:5])}, ...); insert a line with the names of the {len(known)} columns."
                     )
                 shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+                hint = nearest(name, known)
+                if key == "target" and not hint:
+                    hint = " Name the one to predict with --set data.target=COLUMN."
                 raise DataError(
-                    f"data.{key} names the column '{name}', but the columns of {columns.path} are "
-                    f"{shown}.{nearest(name, known)}"
+                    f"data.{key} names the column '{name}', but the columns of {columns.path} are {shown}.{hint}"
                 )
     if columns.owner == columns.target:
         raise DataError(
@@ -236,35 +243,45 @@ def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
     return chosen
 
 
-def _is_number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _check_complete(table: "pd.DataFrame", names: list[str], path: str) -> None:
+def _check_complete(table: "pd.DataFrame", names: list[str], columns: Columns, path: str) -> None:
     for name in names:
         if name not in table.columns:
             raise DataError(f"{path} has no column '{name}', which the training rows have.")
         column = table[name]
         missing = column.isna().to_numpy()
-        if missing.any():
+        if missing.all():
+            raise DataError(f"column '{name}' of {path} is empty; {_leave_out(name, columns)}.")
+        if num := int(missing.sum()):
             raise DataError(
                 # the index still counts the file's rows, since .iloc kept it through the split
-                f"column '{name}' of {path} has {int(missing.sum())} missing values, the first in row "
-                f"{int(table.index[missing][0]) + 1} of the data; fill them in, or leave rows or columns out "
-                "(data.features)."
+                f"column '{name}' of {path} has {num} missing value{'s' if num > 1 else ''}, the first in row "
+                f"{int(table.index[missing][0]) + 1} of the data; fill in what is missing, or leave rows or "
+                "columns out (data.features)."
             )
         if column.dtype.kind == "f" and not np.isfinite(column.to_numpy()).all():
             raise DataError(f"column '{name}' of {path} has infinite values; correct or leave them out.")
 
 
-def _encode(
-    train: "pd.DataFrame", test: "pd.DataFrame", name: str, columns: Columns
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], bool]:
-    """One column as features [rows, ...] of training and test rows, and whether to standardize them."""
+def _leave_out(name: str, columns: Columns) -> str:
+    """How to do without a column."""
+    if name in (columns.target, *columns.owners):
+        return "fill it in, or name another column"
+    if columns.features:
+        return "leave it out of data.features"
+    return f"leave it out: --set 'data.unused={_listed([*columns.unused, name])}'"
+
+
+class _Encoded(NamedTuple):
+    """One column as features [rows, ...]."""
+
+    train: npt.NDArray[np.float32]
+    test: npt.NDArray[np.float32]
+    is_scaled: bool = False
+    texts: tuple[str, ...] = ()  # one for each feature; none for numbers
+
+
+def _encode(train: "pd.DataFrame", test: "pd.DataFrame", name: str, columns: Columns) -> _Encoded:
+    """One column of training and test rows as features."""
     kind = _kind(train[name])
     if kind == "other":
         raise DataError(
@@ -278,12 +295,12 @@ def _encode(
                 f"column '{name}' holds numbers in the training rows, but {test[name].dtype} in the test rows."
             )
         numbers = [part[name].to_numpy(np.float32)[:, None] for part in (train, test)]
-        return numbers[0], numbers[1], kind != "bool"
+        return _Encoded(numbers[0], numbers[1], kind != "bool")
     texts = [part[name].astype(str).to_numpy(str) for part in (train, test)]
     if columns.strict and levels is None:
         raise DataError(
             f"column '{name}' of {columns.path} holds texts, whose levels tables that lie apart have to agree on; "
-            f"give them with --set 'data.levels.{name}=[\"...\"]', or correct the column."
+            f"give them with --set 'data.levels.{name}=[\"...\"]', or correct the column{_or_numbers(texts[0])}."
         )
     known = np.array(levels) if levels is not None else np.unique(texts[0])
     if levels is not None:
@@ -291,12 +308,32 @@ def _encode(
             _check_levels(part, name, levels, file)
     if len(known) > _MAX_TEXTS:
         raise DataError(
-            f"column '{name}' has {len(known)} different values, which would be as many features; list the columns "
-            "to use in data.features."
+            f"column '{name}' has {len(known)} different values, such as '{known[0]}', which would be as many features"
+            f"; {_leave_out(name, columns)}{_or_numbers(known)}."
         )
     # a text that is not known compares equal to none, and so gives zeros
     one_hot = [(part[:, None] == known).astype(np.float32) for part in texts]  # [rows, texts]
-    return one_hot[0], one_hot[1], False
+    return _Encoded(one_hot[0], one_hot[1], texts=tuple(known.tolist()))
+
+
+def _as_numbers(texts: Sequence[str]) -> tuple[str, str]:
+    """What made texts of numbers, and a remedy; empty if they are none."""
+    if mark := separator_of(texts):
+        return "separators of thousands", f"use --set 'data.thousands={mark}' (for csv), or write them without"
+    if has_decimal_commas(texts):
+        return "decimal commas", "use --set 'data.decimal=,' (for csv), or write them with points"
+    return "", ""
+
+
+def _or_numbers(texts: npt.NDArray[np.str_]) -> str:
+    """A remedy if texts are numbers."""
+    what, remedy = _as_numbers(texts.tolist())
+    return f"; since they are numbers with {what}, {remedy}" if what else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names as a list in TOML."""
+    return json.dumps([*dict.fromkeys(names)], ensure_ascii=False)
 
 
 def _check_levels(texts: npt.NDArray[np.str_], name: str, levels: tuple[str, ...], path: str) -> None:
@@ -327,7 +364,8 @@ def _targets(
     if columns.target_type == "number" or is_number:
         if kind in ("text", "other") or _kind(test) in ("text", "other"):
             raise DataError(
-                f"the target '{train.name}' holds {train.dtype}, but data.target_type=number needs numbers."
+                f"the target '{train.name}' holds {train.dtype}, but data.target_type=number needs numbers"
+                f"{_or_numbers(train.astype(str).to_numpy(str))}."
             )
         # a constant target has no scale: `or 1.0` only shifts it
         shift, scale = (train.mean(), train.std(ddof=0) or 1.0) if columns.scale_target else (0.0, 1.0)
@@ -341,13 +379,20 @@ def _targets(
         part.to_numpy() if kind in ("whole", "bool", "real") else part.astype(str).to_numpy(str)
         for part in (train, test)
     ]
+    if kind == "text" and (what := _as_numbers(given[0].tolist()))[0]:
+        raise DataError(
+            f"the target '{train.name}' holds numbers with {what[0]}, such as '{given[0][0]}', each of which would "
+            f"be a class; {what[1]}."
+        )
     # np.unique sorts, which searchsorted below relies on
     known, labels = np.unique(given[0], return_inverse=True)
     unknown = sorted(set(given[1].tolist()) - set(known.tolist()), key=str)
     if unknown:
         raise DataError(
             f"the target '{train.name}' has the class '{unknown[0]}' in the test rows only, so no model could learn "
-            "it; leave these rows out, give both files all classes, or say data.target_type=number."
+            "it; leave these rows out, give both files all classes, or, if it is a quantity, use --set "
+            "data.target_type=number --set task=regression --set 'metrics=[\"rmse\"]'."
+            f"{nearest(str(unknown[0]), map(str, known.tolist())) if kind == 'text' else ''}"
         )
     found = (
         torch.from_numpy(labels.astype(np.int64)),

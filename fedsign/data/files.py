@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsign.data.base import Samples
-from fedsign.errors import DataError
-from fedsign.registry import nearest
+from fedsign.errors import DataError, nearest
 
 
 def folder_of(root: str) -> Path:

@@ -6,7 +6,7 @@ regression.
 
 Integers are positions in the array class_names.  Without it, a class is named by its number: labels from 0 keep it as
 their position, so that a number in between may be a class without samples; labels from 1 on, or of -1 and 1, are
-classes in sorted order, which a note says.
+classes in sorted order, which `Dataset.read_as` says.
 
 The setting `class_names` lists the classes in order.  Labels are indices into it; or, if the file has class_names of
 its own, they are mapped by name.
@@ -43,10 +43,9 @@ def npz(
     file = Path(path).expanduser()
     arrays = _labelled(_read(file), file)
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-        train = _samples(arrays["x_train"], arrays["y_train"], arrays.get("owners_train"), channels, file)
-        test = _samples(arrays["x_test"], arrays["y_test"], None, channels, file)
+        train, test = (_samples(arrays, part, channels, file) for part in ("_train", "_test"))
     elif {"x", "y"} <= arrays.keys():
-        whole = _samples(arrays["x"], arrays["y"], arrays.get("owners"), channels, file)
+        whole = _samples(arrays, "", channels, file)
         rows = train_test(len(whole), seed, test_fraction)
         train, test = whole[rows[0]], whole[rows[1]]
     else:
@@ -107,20 +106,43 @@ def _labelled(arrays: Arrays, file: Path) -> Arrays:
     return arrays | found
 
 
-def _samples(
-    x: npt.NDArray[Any], y: npt.NDArray[Any], owners: npt.NDArray[Any] | None, channels: str, file: Path
-) -> Samples:
+def _samples(arrays: Arrays, part: str, channels: str, file: Path) -> Samples:
+    """The samples of the arrays whose names end in `part`; owners of test samples have no meaning."""
+    x, y = arrays[f"x{part}"], arrays[f"y{part}"]
+    owners = None if part == "_test" else arrays.get(f"owners{part}")
     if not {x.dtype.kind, y.dtype.kind} <= set("buif"):
         raise DataError(f"{file} holds x of {x.dtype} and y of {y.dtype}; expected numbers, or texts as y.")
     if x.ndim < 2 or len(x) != len(y) or (owners is not None and len(owners) != len(x)):
         sizes = f"x of the shape {list(x.shape)} and y of {list(y.shape)}"
         raise DataError(f"{file} holds {sizes}; expected one sample a row in x, and one target (and owner) for each.")
+    if y.ndim == 2 and (remedy := _flat(y)):
+        raise DataError(f"{file} holds y of the shape {list(y.shape)}; give one target for each sample: {remedy}.")
+    for name in (f"x{part}", f"y{part}"):
+        _check_finite(name, arrays[name], file)
     features = features_of(np.moveaxis(x, -1, 1) if channels == "last" else x)
     return Samples(
         features=features,
         targets=torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64)),
         owners=None if owners is None else torch.from_numpy(owners.astype(np.int64)),
     )
+
+
+def _check_finite(name: str, values: npt.NDArray[Any], file: Path) -> None:
+    wrong = ~np.isfinite(values)
+    if num := int(wrong.sum()):
+        at = np.unravel_index(int(wrong.argmax()), values.shape)
+        raise DataError(
+            f"{file} holds {num} value{'s' if num > 1 else ''} in {name} that {'are' if num > 1 else 'is'} NaN or "
+            f"infinite, the first at {name}[{', '.join(map(str, at))}]; fill in or leave out what is missing."
+        )
+
+
+def _flat(y: npt.NDArray[Any]) -> str:
+    """How to turn a column, or rows of one 1 among zeros, into one target for each sample; empty for other targets."""
+    if y.shape[1] == 1:
+        return "y.ravel()"
+    is_one_hot = ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()
+    return "y.argmax(axis=1), which undoes the one-hot encoding" if is_one_hot else ""
 
 
 def _among(samples: Samples, arrays: Arrays, class_names: tuple[str, ...], file: Path) -> Samples:
@@ -152,8 +174,8 @@ def _numbered(train: Samples, test: Samples, file: Path) -> Dataset:
         return Dataset(train=train, test=test, class_names=names)
     known = torch.from_numpy(labels)
     train, test = (replace(part, targets=torch.searchsorted(known, part.targets)) for part in (train, test))
-    note = f"the labels of {file} are {_listed(labels)}; model outputs are numbered from 0, in this order."
-    return Dataset(train=train, test=test, class_names=tuple(map(str, labels.tolist())), notes=(note,))
+    read_as = f"the labels of {file} are {_listed(labels)}; model outputs are numbered from 0, in this order."
+    return Dataset(train=train, test=test, class_names=tuple(map(str, labels.tolist())), read_as=(read_as,))
 
 
 def _listed(labels: npt.NDArray[np.int64]) -> str:

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset as TorchDataset
 from fedsign import plugins
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
-from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples
+from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples, joined_questions
 from fedsign.data.checks import checked_dataset
 from fedsign.data.client_data import rooted
 from fedsign.data.normalize import IDENTITY
@@ -84,10 +84,17 @@ class SiteData:
             validation=_joined(held, frame) if held else None,
             class_names=frame.class_names,
             text=frame.text,
-            notes=tuple(
-                f"site '{sites.name_of(config, site)}': {note}" for site, data in by_site.items() for note in data.notes
-            ),
+            read_as=self._named({site: data.read_as for site, data in by_site.items()}),
+            notes=self._named({site: data.notes for site, data in by_site.items()}),
             normalization=normalizations.pop() if normalizations else IDENTITY,
+        )
+
+    def _named(self, sentences: Mapping[int, tuple[str, ...]]) -> tuple[str, ...]:
+        """Sentences about sites, with the site's name."""
+        return tuple(
+            f"site '{sites.name_of(self.config, site)}': {each}"
+            for site, of_site in sentences.items()
+            for each in of_site
         )
 
     def at_root(self, root: str, here: Collection[int] | None) -> ExperimentConfig:
@@ -161,8 +168,10 @@ def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
         return replace(part, owners=owners)
     targets = torch.cat([part.targets for part in parts.values()])
     # in memory if all parts are; otherwise features stay lazy
-    if all(isinstance(part, Samples) for part in parts.values()):
-        return Samples(features=torch.cat([part.features for part in parts.values()]), targets=targets, owners=owners)
+    in_memory = [part for part in parts.values() if isinstance(part, Samples)]
+    if len(in_memory) == len(parts):
+        features, questions = torch.cat([part.features for part in in_memory]), joined_questions(in_memory)
+        return Samples(features=features, targets=targets, owners=owners, questions=questions)
     return LazySamples(source=ConcatDataset([_Items(part) for part in parts.values()]), targets=targets, owners=owners)
 
 

@@ -7,16 +7,13 @@ Thresholds: with FedAvg on digits, features of a root mean square of 8 or of 0.0
 regression with targets around 10 diverges.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
 import numpy as np
 
+from fedsign.diagnosis import table
+from fedsign.diagnosis.data_rule import DataRule, Found, data_rule, found_columns
 from fedsign.diagnosis.examined import Examined
 from fedsign.diagnosis.finding import Finding
 from fedsign.errors import DataError
-from fedsign.rules import Rule
 from fedsign.storage.results import Record
 from fedsign.traits import PartitionTraits
 from fedsign.workload import Workload
@@ -25,31 +22,6 @@ _APART = 100.0  # ratio of features' magnitudes
 _LARGE, _SMALL = 5.0, 0.02  # root mean square, and largest value of all features
 _SHARE = 0.01  # of samples that are duplicates
 _GRAY_SHARE = 0.05  # ImageNet has 1 to 2 % of gray images
-
-
-@dataclass(frozen=True)
-class DataRule(Rule[Examined]):
-    """A likely mistake in the data."""
-
-    name: str = ""
-    refuses: bool = False
-    holds_at_sites: bool = True  # else one site's data need not resemble the data of all
-
-    def findings(self, data: Examined) -> Iterator[Finding]:
-        """The finding, if any."""
-        if (self.holds_at_sites or not data.is_at_site) and (texts := self.texts(data)):
-            yield Finding(rule=self.name, source="data", message=texts[0], remedy=texts[1])
-
-
-class _Found(NamedTuple):
-    """What a rule found, for its texts."""
-
-    num: int = 0
-    total: int = 0
-    what: str = ""
-    low: float = 0.0
-    high: float = 0.0
-    remedy: str = ""
 
 
 def run_check(workload: Workload) -> list[Record]:
@@ -73,45 +45,45 @@ def examine(workload: Workload, *, num_fetched: int = 32) -> list[tuple[DataRule
     return [(rule, finding) for rule in RULES for finding in rule.findings(data)]
 
 
-def _only_class(data: Examined) -> _Found | None:
+def _only_class(data: Examined) -> Found | None:
     if not data.has_classes or np.count_nonzero(counts := data.class_counts[0]) != 1:
         return None
-    return _Found(num=int(counts.sum()), what=data.dataset.class_names[int(counts.argmax())], remedy=_target(data))
+    return Found(num=int(counts.sum()), what=data.dataset.class_names[int(counts.argmax())], remedy=_target(data))
 
 
-def _only_test_class(data: Examined) -> _Found | None:
+def _only_test_class(data: Examined) -> Found | None:
     if not data.has_classes:
         return None
     train, test = data.class_counts
     if np.count_nonzero(test) != 1 or np.count_nonzero(train) < 2 or test.sum() < 2:
         return None
-    return _Found(
+    return Found(
         num=int(test.sum()), total=int(np.count_nonzero(train)), what=data.dataset.class_names[int(test.argmax())]
     )
 
 
-def _only_target(data: Examined) -> _Found | None:
+def _only_target(data: Examined) -> Found | None:
     targets = data.dataset.train.targets
     if not data.has_real_targets or targets.ndim > 1 or len(targets) < 2 or bool((targets != targets[0]).any()):
         return None
-    return _Found(num=len(targets), low=float(targets[0]), remedy=_target(data))
+    return Found(num=len(targets), low=float(targets[0]), remedy=_target(data))
 
 
 def _target(data: Examined) -> str:
     return "name another column with --set data.target=COLUMN, or " if "target" in data.config.data.settings else ""
 
 
-def _first_label(data: Examined) -> _Found | None:
+def _first_label(data: Examined) -> Found | None:
     """Numbered classes, of which the first have no samples."""
     if not data.has_classes:
         return None
     names, held = data.dataset.class_names, sum(data.class_counts)
     first = int(np.flatnonzero(held)[0])
-    return _Found(num=first, total=len(names) - 1) if first and names == _numbers(len(names)) else None
+    return Found(num=first, total=len(names) - 1) if first and names == _numbers(len(names)) else None
 
 
-def _empty_classes(data: Examined) -> _Found | None:
-    if not data.has_classes or _first_label(data) or _only_class(data):
+def _empty_classes(data: Examined) -> Found | None:
+    if not data.has_classes or _first_label(data) or _only_class(data) or table.is_quantity(data):
         return None
     names, (train, test) = data.dataset.class_names, data.class_counts
     empty = np.flatnonzero(train == 0)
@@ -124,14 +96,14 @@ def _empty_classes(data: Examined) -> _Found | None:
         remedy = "leave out of data.class_names what no client has"
     else:
         remedy = "number the classes without gaps, or ignore this if later data have them"
-    return _Found(num=len(empty), total=len(names), what=shown, remedy=remedy)
+    return Found(num=len(empty), total=len(names), what=shown, remedy=remedy)
 
 
 def _numbers(num: int) -> tuple[str, ...]:
     return tuple(str(label) for label in range(num))
 
 
-def _apart(data: Examined) -> _Found | None:
+def _apart(data: Examined) -> Found | None:
     """Features of which both the root mean squares and the largest values are far apart.
 
     Both: rare indicators have a small root mean square, and heavy tails large values, at a scale that is right.
@@ -143,10 +115,10 @@ def _apart(data: Examined) -> _Found | None:
     if min(rms.max() / rms.min(), size.max() / size.min()) < _APART or (data.sample.ndim == 2 and data.has_pixels):
         return None
     ends = [f"{_short(rms[end])} ({data.named([int(varying[end])])})" for end in (rms.argmin(), rms.argmax())]
-    return _Found(what=" to ".join(ends), remedy=_scaled(data, "per_channel"))
+    return Found(what=" to ".join(ends), remedy=_scaled(data, "per_channel"))
 
 
-def _off_scale(data: Examined) -> _Found | None:
+def _off_scale(data: Examined) -> Found | None:
     """Features that are all together far from the magnitude 1."""
     columns = data.columns
     if columns is None or not len(data.varying) or _apart(data):
@@ -154,7 +126,7 @@ def _off_scale(data: Examined) -> _Found | None:
     overall = float(np.sqrt(np.square(columns.rms).mean()))
     if overall <= _LARGE and columns.size.max() >= _SMALL:
         return None
-    found = _Found(low=columns.low.min(), high=columns.high.max(), what=_short(overall))
+    found = Found(low=columns.low.min(), high=columns.high.max(), what=_short(overall))
     return found._replace(remedy=_scaled(data, "unit" if data.has_pixels else "per_channel"))
 
 
@@ -170,7 +142,7 @@ def _scaled(data: Examined, preset: str) -> str:
     return f"use --set data.normalize={preset}"
 
 
-def _target_scale(data: Examined) -> _Found | None:
+def _target_scale(data: Examined) -> Found | None:
     targets = data.dataset.train.targets
     if not data.has_real_targets:
         return None
@@ -181,43 +153,25 @@ def _target_scale(data: Examined) -> _Found | None:
     remedy = (
         "use --set data.scale_target=true" if can_scale else "subtract their mean and divide them by their deviation"
     )
-    return _Found(low=mean, high=rms, remedy=remedy)
+    return Found(low=mean, high=rms, remedy=remedy)
 
 
-def _constant(data: Examined) -> _Found | None:
-    return _columns(data, data.constant.tolist())
+def _constant(data: Examined) -> Found | None:
+    return found_columns(data, data.constant.tolist())
 
 
-def _repeated(data: Examined) -> _Found | None:
+def _repeated(data: Examined) -> Found | None:
     found = data.repeated
-    named = _columns(data, list(found))
+    named = found_columns(data, list(found))
     verb = "equals" if len(found) == 1 else "equal"
     return named and named._replace(what=f"{named.what} {verb} {data.named(sorted(set(found.values())))}")
 
 
-def _columns(data: Examined, columns: list[int]) -> _Found | None:
-    """Features that should be left out."""
-    if not columns:
-        return None
-    names, settings = data.dataset.feature_names, data.config.data.settings
-    if not names:
-        remedy = (
-            f"leave them out, such as by np.delete(x, {columns[:5]}, axis=1)" if len(columns) < 6 else "leave them out"
-        )
-    elif settings.get("features"):
-        remedy = "leave them out of data.features"
-    else:
-        unused = dict.fromkeys([*settings.get("unused", ()), *(names[column] for column in columns)])
-        listed = ", ".join(f'"{name}"' for name in unused)
-        remedy = f"leave them out: --set 'data.unused=[{listed}]'"
-    return _Found(num=len(columns), total=data.sample.shape[1], what=data.named(columns), remedy=remedy)
-
-
-def _duplicates(data: Examined) -> _Found | None:
+def _duplicates(data: Examined) -> Found | None:
     return _many(data, data.num_duplicates, len(data.keys[0]), "training")
 
 
-def _shared(data: Examined) -> _Found | None:
+def _shared(data: Examined) -> Found | None:
     found = _many(data, data.num_shared, len(data.keys[1]), "test")
     settings = data.config.data.settings
     if found and settings.get("test_path") and settings.get("test_path") == settings.get("path"):
@@ -225,16 +179,16 @@ def _shared(data: Examined) -> _Found | None:
     return found and found._replace(remedy="take them out of the one or the other; one file: each sample once")
 
 
-def _many(data: Examined, num: int, total: int, part: str) -> _Found | None:
+def _many(data: Examined, num: int, total: int, part: str) -> Found | None:
     if num <= max(2, _SHARE * total) or (data.dataset.text is None and data.has_few_values):
         return None
-    return _Found(num=num, total=total, what=part)
+    return Found(num=num, total=total, what=part)
 
 
-def _gray(data: Examined) -> _Found | None:
+def _gray(data: Examined) -> Found | None:
     num, total = data.gray
     few = min(num, total - num)
-    return _Found(num=num, total=total, remedy=_one_mode(data)) if few and few >= _GRAY_SHARE * total else None
+    return Found(num=num, total=total, remedy=_one_mode(data)) if few and few >= _GRAY_SHARE * total else None
 
 
 def _one_mode(data: Examined) -> str:
@@ -243,7 +197,7 @@ def _one_mode(data: Examined) -> str:
     return "make all of them gray or all of them color"
 
 
-def _small_clients(data: Examined) -> _Found | None:
+def _small_clients(data: Examined) -> Found | None:
     batch, num_samples = data.config.client.batch_size, len(data.dataset.train)
     # a batch of all samples or more is meant to be the whole client
     if not _is_even(data) or batch >= num_samples:
@@ -253,25 +207,21 @@ def _small_clients(data: Examined) -> _Found | None:
     if not small:
         return None
     remedy = f"use --set client.batch_size={smallest} or --set partition.num_clients={num_samples // batch}"
-    return _Found(num=small, total=len(sizes), low=smallest, remedy=remedy)
+    return Found(num=small, total=len(sizes), low=smallest, remedy=remedy)
 
 
-def _single_class_clients(data: Examined) -> _Found | None:
+def _single_class_clients(data: Examined) -> Found | None:
     if not (_is_even(data) and data.has_classes and data.dataset.train.targets.ndim == 1) or _only_class(data):
         return None
-    return _Found(num=data.num_single_class, total=len(data.client_sizes)) if data.num_single_class else None
+    return Found(num=data.num_single_class, total=len(data.client_sizes)) if data.num_single_class else None
 
 
 def _is_even(data: Examined) -> bool:
     return PartitionTraits.of(data.config.partition.name).is_even
 
 
-def _rule(name: str, when: Any, sentence: str, remedy: str = "{found.remedy}", **more: bool) -> DataRule:
-    return DataRule(when, sentence, remedy, name=name, **more)
-
-
 RULES: tuple[DataRule, ...] = (
-    _rule(
+    data_rule(
         "one-class",
         _only_class,
         "all {found.num:,} training samples have the class '{found.what}', so that a model which always says it is "
@@ -280,7 +230,7 @@ RULES: tuple[DataRule, ...] = (
         refuses=True,
         holds_at_sites=False,
     ),
-    _rule(
+    data_rule(
         "one-target",
         _only_target,
         "all {found.num:,} training samples have the target {found.low:g}, so that there is nothing to learn",
@@ -288,77 +238,78 @@ RULES: tuple[DataRule, ...] = (
         refuses=True,
         holds_at_sites=False,
     ),
-    _rule(
+    data_rule(
         "unreadable-sample",
         lambda data: data.fetched[2],
         "a sample cannot be fetched ({found})",
         "correct it, or leave it out",
     ),
-    _rule(
+    data_rule(
         "one-test-class",
         _only_test_class,
         "all {found.num:,} test samples have the class '{found.what}', the training samples {found.total} classes",
         "give test samples of all classes",
         holds_at_sites=False,
     ),
-    _rule(
+    data_rule(
         "first-label",
         _first_label,
         "labels are from {found.num} to {found.total}, and the model has outputs from 0 that no sample has",
         "subtract {found.num} from all labels",
         holds_at_sites=False,
     ),
-    _rule(
+    data_rule(
         "empty-classes",
         _empty_classes,
         "{found.num} of {found.total} classes have no training samples: {found.what}",
         holds_at_sites=False,
     ),
-    _rule(
+    data_rule(
         "feature-scales",
         _apart,
         "features are orders of magnitude apart, with root mean squares from {found.what}",
     ),
-    _rule(
+    data_rule(
         "feature-range",
         _off_scale,
         "features are from {found.low:.3g} to {found.high:.3g}, with a root mean square of {found.what}, and models "
         "expect about 1",
     ),
-    _rule(
+    data_rule(
         "target-range",
         _target_scale,
         "targets have the mean {found.low:.3g} and the root mean square {found.high:.3g}, and models expect about 1",
     ),
-    _rule(
+    *table.RULES,
+    data_rule(
         "constant-features",
         _constant,
         "{found.num} of {found.total} features have one value in all training samples ({found.what})",
     ),
-    _rule("duplicate-features", _repeated, "{found.num} of {found.total} features repeat others ({found.what})"),
-    _rule(
+    data_rule("duplicate-features", _repeated, "{found.num} of {found.total} features repeat others ({found.what})"),
+    data_rule(
         "duplicate-samples",
         _duplicates,
         "{found.num:,} of {found.total:,} training samples repeat others, feature by feature",
         "leave out what was copied, or ignore this if equal samples are to be expected",
     ),
-    _rule(
+    data_rule(
         "test-overlap",
         _shared,
         "{found.num:,} of {found.total:,} test samples are training samples, too, so that test metrics are too good",
     ),
-    _rule(
+    data_rule(
         "image-modes",
         _gray,
         "{found.num:,} of {found.total:,} images examined are gray, the others in color",
     ),
-    _rule(
+    data_rule(
         "small-clients",
         _small_clients,
         "{found.num:,} of {found.total:,} clients have fewer samples than "
         "client.batch_size={config.client.batch_size}, the smallest {found.low:.0f}",
     ),
-    _rule(
+    data_rule(
         "single-class-clients",
         _single_class_clients,
         "{found.num:,} of {found.total:,} clients have samples of one class, though "

@@ -132,15 +132,17 @@ class Examined:
         columns, num_columns = self.columns, self.sample.shape[1]
         if self.sample.ndim > 2 or columns is None:
             return True
+        if any(text is not None for text in self.dataset.feature_texts):
+            return False
         if num_columns < _FEWEST_PIXELS or not (_is_square(num_columns) or _is_square(num_columns / 3)):
             return False
-        shift, scale = self._normalization
+        shift, scale = self.normalization
         low, high = columns.low * scale + shift, columns.high * scale + shift
         span = high - low.min()
         return bool(np.median(low) - low.min() <= span.max() / 100 and np.median(span) >= span.max() / 4)
 
     @property
-    def _normalization(self) -> tuple[Floats, Floats]:
+    def normalization(self) -> tuple[Floats, Floats]:
         """What undoes the normalization: shift and scale of each channel."""
         applied = self.dataset.normalization
         return np.array(applied.shift or 0.0), np.array(applied.scale or 1.0)
@@ -194,7 +196,7 @@ class Examined:
         """How many images of the sample are gray, and how many images of three channels were examined."""
         if self.sample.ndim != 4 or self.sample.shape[1] != 3:
             return 0, 0
-        shift, scale = (torch.from_numpy(np.broadcast_to(each, 3).astype(np.float32)) for each in self._normalization)
+        shift, scale = (torch.from_numpy(np.broadcast_to(each, 3).astype(np.float32)) for each in self.normalization)
         images = self.sample * scale[:, None, None] + shift[:, None, None]
         spread = (images.amax(dim=1) - images.amin(dim=1)).flatten(1).amax(dim=1)
         return int((spread < _GRAY * max(1.0, float(images.max()))).sum()), len(images)

@@ -61,7 +61,8 @@ def facts_of(workload: Workload) -> Facts:
     is_of_classes = bool(dataset.class_names) and len(targets) > 0 and targets.dim() == 1
     return Facts(
         num_clients=config.partition.num_clients,
+        rounds=config.rounds,
         majority=float(torch.bincount(targets).max()) / len(targets) if is_of_classes else None,
         num_test=len(targets),
-        can_select=config.get("results.patience", None) is not None,
+        can_select=config.get("results.patience", None) == 0 and config.get("results.keep_best", False) is False,
     )

@@ -14,8 +14,9 @@ from fedsign.report.wording import figure, plural
 from fedsign.storage.results import Record
 
 _SMOOTH = 10  # rounds over which a loss or an accuracy is averaged
-_LONG = 50  # rounds for which a loss must have risen
+_LONG = 50  # rounds for which a loss must have risen by half
 _EARLY = 30  # rounds in which a run should have left its start
+_MOST = 0.5  # of the steps of weights below float32
 _IN_A_ROW = 3  # rounds, or requests to a client
 
 
@@ -24,9 +25,10 @@ class Facts:
     """What the rules know of an experiment besides its records."""
 
     num_clients: int
+    rounds: int  # planned
     majority: float | None = None  # share of the most frequent class among the test samples; None: no classes
     num_test: int = 0
-    can_select: bool = False  # whether there are `results.keep_best` and `results.patience`
+    can_select: bool = False  # whether `results.keep_best` and `results.patience` are there, and unused
 
 
 class RunRule(Protocol):
@@ -74,20 +76,27 @@ class Majority:
 
 
 class RisingLoss:
-    """The smoothed test loss has been rising for long; it was two thirds of this before."""
+    """The smoothed test loss has risen by half for 50 rounds, or threefold for a quarter of the run, and still rises.
+
+    Peaks are exempt: the lowest of the latest losses has risen half as far, at least.
+    """
 
     name: ClassVar = "loss-rising"
 
     def __init__(self, facts: Facts) -> None:
         self._can_select = facts.can_select
-        self._last, self._means = deque[float](maxlen=_SMOOTH), deque[float](maxlen=_LONG // 2)
+        self._quarter = min(max(facts.rounds // 4, _SMOOTH), _LONG)
+        self._last, self._means = deque[float](maxlen=_SMOOTH), deque[float](maxlen=self._quarter // 2)
         self._first, self._lowest, self._at = math.nan, math.inf, 0
 
     @property
     def remedy(self) -> str:
         """See [RunRule]."""
-        keep = "; data.validation_fraction=0.1 with results.keep_best=true keeps the best model, results.patience stops"
-        return f"set rounds={self._at} or lower client.lr" + (keep if self._can_select else "")
+        keep = (
+            "; to keep the best model, or to stop there, by validation samples: data.validation_fraction=0.1 with "
+            "results.keep_best=true, or with results.patience"
+        )
+        return "lower client.lr or train for fewer rounds" + (keep if self._can_select else "")
 
     def see(self, record: Record) -> str:
         """See [RunRule]."""
@@ -103,8 +112,12 @@ class RisingLoss:
             self._first = mean
         if mean <= self._lowest:
             self._lowest, self._at = mean, record["round"]
-        has_risen = mean >= 1.5 * self._lowest and mean - self._lowest >= 0.02 * abs(self._first)
-        if not has_risen or record["round"] - self._at < _LONG or mean < self._means[0]:
+        rounds = record["round"] - self._at
+        if rounds < self._quarter or self._lowest < 0:  # a negative loss has no factor
+            return ""
+        factor, share = (1.5, 0.02) if rounds >= _LONG else (3.0, 0.1)
+        rise = max((factor - 1) * self._lowest, share * self._first)
+        if mean - self._lowest < rise or min(self._last) - self._lowest < rise / 2 or mean < self._means[0]:
             return ""
         return f"the test loss has risen from {figure(self._lowest)} in round {self._at} to {figure(mean)}"
 
@@ -191,7 +204,8 @@ class Weights:
 class Updates:
     """Updates are too small for the weights to change, from the first round or at once, or grow a hundredfold.
 
-    Updates that shrink slowly are those of a run that converges.
+    Updates that shrink slowly are those of a run that converges.  With client.low_precision=plain, clients say which
+    share of their steps rounding has lost.
     """
 
     name: ClassVar = "updates"
@@ -200,16 +214,21 @@ class Updates:
         self._norms = deque[float](maxlen=_LONG)
         self._last = deque[float](maxlen=1 + _SMOOTH)  # relative to the weights
         self._largest = 0.0
-        self._is_small = False
+        self._is_small = self._is_lost = False
 
     @property
     def remedy(self) -> str:
         """See [RunRule]."""
+        if self._is_lost:
+            return "leave out client.low_precision, or set it to stochastic, which needs no float32 copies"
         change = "raise client.lr" if self._is_small else "lower client.lr, or set client.clip_norm=10"
         return f"{change}, and check the strategy's settings"
 
     def see(self, record: Record) -> str:
         """See [RunRule]."""
+        if (lost := record.get("lost_updates", 0.0)) >= _MOST:
+            self._is_lost = True
+            return f"a local step leaves {lost:.0%} of the weights with a gradient unchanged: rounding loses it"
         norm, weights = _number(record, "update_norm"), _number(record, "weight_norm")
         if norm is None or not weights:
             return ""
@@ -262,7 +281,15 @@ class FailingClients:
         return ""
 
 
-RULES: tuple[type[RunRule], ...] = (Majority, RisingLoss, Divergence, Plateau, Weights, Updates, FailingClients)
+RULES: tuple[type[RunRule], ...] = (
+    Majority,
+    RisingLoss,
+    Divergence,
+    Plateau,
+    Weights,
+    Updates,
+    FailingClients,
+)
 
 
 def _number(record: Record, key: str) -> float | None:

@@ -33,6 +33,7 @@ def in_slot_order(arrivals: Iterable[tuple[int, T]]) -> Iterator[T]:
     next_slot = 0
     for slot, value in arrivals:
         early[slot] = value
+        del value  # else it would last until the next one has come, which may take as much memory
         while next_slot in early:
             yield early.pop(next_slot)
             next_slot += 1
@@ -47,7 +48,6 @@ class WeightedMean:
 
     def __init__(self) -> None:
         self._sums: Tensors = {}
-        self._dtypes: dict[str, torch.dtype] = {}
         self.num_sent: dict[str, int] = {}  # tensor -> number of models that hold it
         self.weight_sent: dict[str, float] = {}  # tensor -> sum of their weights
         self.count = 0  # models
@@ -68,7 +68,6 @@ class WeightedMean:
             if name not in self._sums:
                 wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
                 self._sums[name] = tensor if sum_of else tensor.to(wide, copy=True)
-                self._dtypes.setdefault(name, tensor.dtype)
             self.num_sent[name] = self.num_sent.get(name, 0) + num
             self.weight_sent[name] = self.weight_sent.get(name, 0.0) + weight
         self.count += num
@@ -78,19 +77,17 @@ class WeightedMean:
         if len(weights) == 1:
             self.add({name: tensor[0] for name, tensor in tensors.items()}, weights[0])
             return
-        # before `add`, which sees sums in at least float32
-        self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()} | self._dtypes
         sums = {name: _weighted_sum(tensor, weights) for name, tensor in tensors.items()}
         self.add(sums, sum(weights), sum_of=weights)
 
     def result(self) -> Tensors:
-        """The mean, in the models' dtypes.  Ends the accumulation."""
+        """The mean, in at least float32.  Ends the accumulation."""
         if not self.count:
             raise ValueError("the mean of no models was asked for; add at least one first.")
         for name, total in self._sums.items():
             if self.num_sent[name] > 1 and total.is_floating_point():
                 total.div_(self.weight_sent[name])  # skipped for one model: w x / w would round twice
-        return {name: total.to(self._dtypes[name]) for name, total in self._sums.items()}
+        return dict(self._sums)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +160,7 @@ def weighted_mean(
             total.add(reply.tensors, weight)
             if reply.extra:
                 extra.add(reply.extra, weight)
+        del reply  # before the next client trains
     if not total.count:
         return None
     if extra.count not in (0, total.count):
@@ -191,15 +189,18 @@ class Dispersion:
     long and cancel out.
 
     Small tensors are concatenated into one vector, since launching an operator takes longer than running it.  Large
-    ones are processed in blocks, so that intermediate results stay in the cache.
+    ones are processed in blocks, so that intermediate results stay in the cache, and only where a client has another
+    tensor than it received: a partial update has the same ones elsewhere.
     """
 
     def __init__(self) -> None:
         self._received: Mapping[str, Tensor] = {}
         self._small: list[str] = []
+        self._large: list[str] = []
         self._before = torch.empty(0)  # small received tensors, concatenated
         self._small_sum: Tensor | None = None
         self._large_sums: Tensors = {}
+        self._metrics: tuple[float | None, float | None] | None = None
         self._squares = 0.0
         self.norms: list[float] = []  # of the clients' updates
 
@@ -209,7 +210,8 @@ class Dispersion:
         Returns False, and adds nothing, if `local` holds NaN or values beyond LARGEST_VALUE.
         """
         self._begin(received)
-        if not all(is_finite(local[name], LARGEST_VALUE) for name in self._large_sums):
+        changed = [name for name in self._large if local[name] is not received[name]]
+        if not all(is_finite(local[name], LARGEST_VALUE) for name in changed):
             return False
         squares = 0.0
         if self._small:
@@ -218,8 +220,8 @@ class Dispersion:
             if found is None:
                 return False
             squares = found
-        for name, total in self._large_sums.items():
-            of_large = _add_by_blocks(total, local[name], received[name])
+        for name in changed:
+            of_large = _add_by_blocks(self._sum_of(name), local[name], received[name])
             self._squares += of_large
             squares += of_large
         self.norms.append(squares**0.5)
@@ -231,7 +233,7 @@ class Dispersion:
         Returns False, and adds nothing, if one of them holds NaN or values beyond LARGEST_VALUE.
         """
         self._begin(received)
-        if not all(is_finite(local[name], LARGEST_VALUE) for name in self._large_sums):
+        if not all(is_finite(local[name], LARGEST_VALUE) for name in self._large):
             return False
         if self._small:
             matrix = torch.cat([local[name].flatten(1) for name in self._small], dim=1)  # [K, elements]
@@ -241,9 +243,9 @@ class Dispersion:
             squares = [norm**2 for norm in torch.linalg.vector_norm(updates, dim=1).tolist()]
         else:
             squares = [0.0] * len(next(iter(local.values())))
-        for name, total in self._large_sums.items():
+        for name in self._large:
             for row, one in enumerate(local[name]):
-                of_large = _add_by_blocks(total, one, received[name])
+                of_large = _add_by_blocks(self._sum_of(name), one, received[name])
                 self._squares += of_large
                 squares[row] += of_large
         self.norms += [each**0.5 for each in squares]
@@ -255,15 +257,17 @@ class Dispersion:
             return
         if not self.norms:
             self._small = [name for name, tensor in received.items() if tensor.numel() <= _BLOCK]
-            # contiguous whatever the model's memory format: _add_by_blocks adds to flattened views
-            self._large_sums = {
-                name: torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device)
-                for name, tensor in received.items()
-                if tensor.numel() > _BLOCK
-            }
+            self._large = [name for name, tensor in received.items() if tensor.numel() > _BLOCK]
         self._received = received
         if self._small:
             self._before = torch.cat([received[name].reshape(-1) for name in self._small])
+
+    def _sum_of(self, name: str) -> Tensor:
+        if name not in self._large_sums:
+            tensor = self._received[name]
+            # contiguous whatever the model's memory format: _add_by_blocks adds to flattened views
+            self._large_sums[name] = torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device)
+        return self._large_sums[name]
 
     def _take_small(self, total: Tensor, updates: Tensor, local: Mapping[str, Tensor]) -> float | None:
         """Add a sum of updates and their squared norm, which doubles as the check: NaN and infinity propagate to it.
@@ -280,12 +284,23 @@ class Dispersion:
         return float(squares)
 
     def metrics(self) -> tuple[float | None, float | None]:
-        """(norm of the mean update, client drift): None without updates; no drift if the mean update is zero."""
+        """(norm of the mean update, client drift): None without updates; no drift if the mean update is zero.
+
+        Ends the accumulation, and frees the sums.
+        """
+        if self._metrics is None:
+            self._metrics = self._computed()
+            self._small_sum, self._large_sums, self._received, self._before = None, {}, {}, torch.empty(0)
+        return self._metrics
+
+    def _computed(self) -> tuple[float | None, float | None]:
         count = len(self.norms)
         if not count:
             return None, None
-        sums = [*([] if self._small_sum is None else [self._small_sum]), *self._large_sums.values()]
-        norms = torch.stack(torch._foreach_norm(sums, 2, dtype=torch.float64)).tolist() if sums else []
+        # in the model's order, which is that of the sum
+        large = [self._large_sums[name] for name in self._large if name in self._large_sums]
+        sums = [*([] if self._small_sum is None else [self._small_sum]), *large]
+        norms = _norms(sums)
         norm = float(sum(each**2 for each in norms) ** 0.5) / count
         # max: rounding may leave a variance slightly below 0 if all updates are equal
         return norm, float(max(self._squares / count - norm**2, 0.0) ** 0.5) / norm if norm else None
@@ -293,8 +308,21 @@ class Dispersion:
 
 def norm_of(tensors: Mapping[str, Tensor], names: Iterable[str]) -> float:
     """The Euclidean norm of some tensors, taken as one vector."""
-    norms = torch._foreach_norm([tensors[name] for name in names], 2, dtype=torch.float64)
-    return float(sum(each.item() ** 2 for each in norms) ** 0.5)
+    return float(sum(each**2 for each in _norms([tensors[name] for name in names])) ** 0.5)
+
+
+def _norms(tensors: Sequence[Tensor]) -> list[float]:
+    """The Euclidean norm of each tensor, in double precision."""
+    sizes = [tensor.numel() for tensor in tensors]
+    if max(sizes, default=0) <= _BLOCK:
+        return [each.item() for each in torch._foreach_norm(list(tensors), 2, dtype=torch.float64)] if tensors else []
+    # torch converts a whole tensor, and conversions of several sizes leave holes in the heap: one buffer has none
+    buffer = torch.empty(max(sizes), dtype=torch.float64, device=tensors[0].device)
+    norms = []
+    for tensor, size in zip(tensors, sizes, strict=True):
+        wide = buffer[:size].view(tensor.shape).copy_(tensor) if tensor.is_contiguous() else tensor
+        norms.append(torch.linalg.vector_norm(wide, 2, dtype=torch.float64))
+    return [norm.item() for norm in norms]
 
 
 def is_finite(tensor: Tensor, largest: float = float_info.max) -> bool:

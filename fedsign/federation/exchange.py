@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from statistics import fmean
 from sys import maxsize
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from fedsign.errors import ReplyError, RoundError
 from fedsign.federation.aggregation import LARGEST_VALUE, Dispersion, in_slot_order, is_finite
 from fedsign.records import (
+    LOST_UPDATES,
     CohortReply,
     CohortRequest,
     Failure,
@@ -79,6 +81,7 @@ class Traffic:
     # of the accepted replies; a client may withhold its loss
     num_examples: list[int] = field(default_factory=list)
     train_losses: list[float | None] = field(default_factory=list)
+    lost_updates: list[float] = field(default_factory=list)  # shares, of clients that measured them
     dispersion: Dispersion = field(default_factory=Dispersion)
 
     def record(self) -> Record:
@@ -98,6 +101,7 @@ class Traffic:
             "update_norm": update_norm,
             "client_drift": client_drift,
             **({"surplus": self.surplus} if self.surplus else {}),
+            **({"lost_updates": fmean(self.lost_updates)} if self.lost_updates else {}),
         }
 
 
@@ -223,6 +227,7 @@ class Exchange:
         traffic.bytes_up += sum(tensor.nbytes for tensor in (*sent.values(), *reply.extra.values()))
         traffic.num_examples += num_examples
         traffic.train_losses += [each.get("train-loss") for each in metrics]
+        traffic.lost_updates += [each[LOST_UPDATES] for each in metrics if LOST_UPDATES in each]
 
 
 class DirectExchange(Exchange):
@@ -257,13 +262,16 @@ class DirectExchange(Exchange):
                 case Failure():
                     self.traffic.failures.append(reply)
                 case TrainReply():
-                    if (one := self._take_in(reply, request)) is not None:
-                        yield one
+                    reply = self._take_in(reply, request)
+                    if reply is not None:
+                        yield reply
                 case CohortReply() if self.encoding is not None:
                     yield from filter(None, (self._take_in(one, request) for one in reply.replies()))
                 case CohortReply():
                     if len(good := self._take_in_stack(reply, request)):
                         yield good
+                    del good
+            del reply  # before the next client trains
 
     def _arrivals(self, request: CohortRequest) -> Iterator[tuple[int, Reply | Failure | None]]:
         """(slot, result); None for a slot whose reply is among batched ones at an earlier slot.
@@ -301,6 +309,7 @@ class DirectExchange(Exchange):
                 yield from ((slot, None) for slot in others)
             else:
                 yield waiting.pop(result.partition), result
+            del result
         for partition, slot in waiting.items():
             yield slot, Failure(partition=partition, reason="the trainer gave no reply")
 

@@ -5,16 +5,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedsign.memory.estimate import Estimate, Measured, Setting, Work
 from fedsign.memory.live import LiveBytes, allocated
+from fedsign.memory.machine import available_bytes
 from fedsign.memory.methods import Method
 from fedsign.memory.step import AdamKind, galore, take_step, warm_up
 from fedsign.optim.blocks import find_blocks
@@ -59,15 +58,8 @@ def real_optimizer(model: nn.Module, method: Method, adam: AdamKind) -> torch.op
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of the GPU, or of the host within the container's limit."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    # psutil sees the host; a container's limit is in its cgroup (v2)
-    free: int = psutil.virtual_memory().available
-    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.exists() and used.exists() and limit.read_text(encoding="utf-8").strip() != "max":
-        free = min(free, int(limit.read_text(encoding="utf-8")) - int(used.read_text(encoding="utf-8")))
-    return free
+    """Free memory of the GPU, or of the host."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
 
 
 @contextmanager

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, nearest
 from fedsign.optim.blocks import find_blocks
-from fedsign.registry import nearest
 
 DEFAULT = ("full", "lora", "galore", "E+H", "E+H+2L", "E+H+4L")
 

@@ -1,12 +1,14 @@
 """Language models by name or by a Hugging Face `config.json`, for `fedsign estimate memory --model`.
 
-Memory depends on shapes alone, so nothing is downloaded.  The families llama, mistral, and gpt2 map to settings of
-`fedsign.models.gpt`; `transformers` builds any other family, on the meta device.
+Memory depends on shapes alone, so nothing is downloaded.  A file's model is the network of `transformers` that
+`model.name=transformers` trains, built on the meta device.  Without that library, and for the models known by name,
+the families llama, mistral, and gpt2 map to settings of `fedsign.models.gpt`, which saves other activations.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +85,10 @@ def _of_file(path: Path) -> NamedModel:
         raise ConfigError(
             f"--model {path} has no 'model_type'; expected a config.json of Hugging Face's, which names the family."
         )
-    return _of_config(
-        path.parent.resolve().name if path.name == "config.json" else path.stem, raw_config, name=str(path)
-    )
+    title = path.parent.resolve().name if path.name == "config.json" else path.stem
+    if find_spec("transformers") is not None:
+        return _of_transformers(title, raw_config, str(path))
+    return _of_config(title, raw_config, name=str(path))
 
 
 def _of_config(title: str, raw_config: dict[str, Any], *, name: str) -> NamedModel:

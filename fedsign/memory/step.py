@@ -9,6 +9,7 @@ branches on a tensor, for example on whether any token is padding, always takes 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -18,12 +19,14 @@ from torch.overrides import TorchFunctionMode
 
 from fedsign.memory.live import LiveBytes
 from fedsign.memory.methods import blocks_of
+from fedsign.optim.adamw_8bit import num_scales
 from fedsign.optim.galore import galore as optim_galore
 
 Device = Literal["cuda", "cpu"]
 AttentionKind = Literal["fused", "math"]
 AdamKind = Literal["fused", "foreach", "loop"]
 
+EIGHT_BITS = torch.uint8  # moments of `fedsign.optim.adamw_8bit`
 WEIGHTS, GRADIENTS, STATES = "weights", "gradients", "optimizer"
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "step"
 
@@ -125,14 +128,28 @@ class Moments(torch.optim.Optimizer):
         """Allocate the state in the first step, and the temporaries in every step."""
         for parameter in self.param_groups[0]["params"]:
             if parameter not in self.state:
-                shapes = [*self._shapes(parameter), *[tuple(parameter.shape)] * self._masters]
-                kept = {str(index): parameter.new_zeros(shape, dtype=self._dtype) for index, shape in enumerate(shapes)}
-                self.state[parameter] = kept
+                kept = self._kept(parameter)
+                self.state[parameter] = {
+                    str(index): parameter.new_zeros(shape, dtype=dtype) for index, (shape, dtype) in enumerate(kept)
+                }
             if parameter in self._projected:
                 # alive together, as in GaLore's step
-                low = parameter.new_empty(self._shapes(parameter)[1], dtype=self._dtype)
+                low_type = torch.float32 if self._dtype == EIGHT_BITS else self._dtype
+                low = parameter.new_empty(self._shapes(parameter)[1], dtype=low_type)
                 step = torch.empty_like(parameter)
                 del low, step
+
+    def _kept(self, parameter: nn.Parameter) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shapes and types of what is kept for a parameter: moments, and a master."""
+        masters = [(tuple(parameter.shape), torch.float32)] * self._masters
+        if self._dtype != EIGHT_BITS:
+            return [*((shape, self._dtype) for shape in self._shapes(parameter)), *masters]
+        *projector, first, second = self._shapes(parameter)
+        kept = [(shape, torch.float32) for shape in projector] + masters
+        for shape in (first, second):
+            scales = num_scales(prod(shape))
+            kept += [(shape, torch.uint8 if scales else torch.float32), ((scales,), torch.float32)]
+        return kept
 
     def _shapes(self, parameter: nn.Parameter) -> list[tuple[int, ...]]:
         if parameter not in self._projected:

@@ -7,7 +7,7 @@ Nothing is downloaded, and no code shipped with a model runs.  A tied head becom
 weight, because one tensor with two names would be sent twice.  On the meta device no weights are read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +50,7 @@ class CausalLM(nn.Module):
     def __init__(self, network: nn.Module, *, path: str = "") -> None:
         super().__init__()
         self.network = network
-        self._path = path  # the folder of its weights, if it does not start at random
+        self.path = path  # the folder of its weights, if it does not start at random
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits at every position; causal, without a key-value cache."""
@@ -59,6 +59,28 @@ class CausalLM(nn.Module):
         packed = {} if positions is None else {"position_ids": positions}
         logits: Tensor = self.network(input_ids=tokens, use_cache=False, **packed).logits
         return logits
+
+    def greedy(self, prompts: Sequence[Tensor], *, num: int, end_id: int, pad_id: int) -> Tensor:
+        """Tokens [B, num or fewer] that follow prompts, as `fedsign.metrics.greedy`, with a key-value cache.
+
+        What the folder's generation_config.json sets, such as a penalty on repetition, does not apply.
+        """
+        network: Any = self.network
+        longest = max(map(len, prompts))
+        rows = prompts[0].new_full((len(prompts), longest), pad_id)
+        mask = torch.zeros_like(rows)
+        for row, is_token, prompt in zip(rows, mask, prompts, strict=True):
+            # on the left: the new tokens follow the last one of each row
+            row[longest - len(prompt) :], is_token[longest - len(prompt) :] = prompt, 1
+        before = network.generation_config
+        network.generation_config = llm.transformers(_NAME).GenerationConfig(
+            max_new_tokens=num, do_sample=False, eos_token_id=end_id, pad_token_id=pad_id
+        )
+        try:
+            made: Tensor = network.generate(rows, attention_mask=mask)
+        finally:
+            network.generation_config = before
+        return made[:, longest:]
 
     @property
     def ends(self) -> tuple[nn.Module, ...]:
@@ -73,10 +95,10 @@ class CausalLM(nn.Module):
         Raises:
             ConfigError: a parameterization would draw the weights of a folder anew.
         """
-        if self._path:
+        if self.path:
             raise ConfigError(
-                f"model.path='{self._path}' was given with a parameterization, which would draw its weights anew; set "
-                f"model.config='{self._path}' for a random start, or parameterization.name=none."
+                f"model.path='{self.path}' was given with a parameterization, which would draw its weights anew; set "
+                f"model.config='{self.path}' for a random start, or parameterization.name=none."
             )
         return roles_of_network(self.network, "network")
 

@@ -5,7 +5,8 @@ None` that runs before weights are loaded, and an optimizer factory's `adapt_mod
 whose methods are called when the model is moved to its device, sent, trained, or exported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -52,6 +53,10 @@ class Transform:
     def place(self, model: nn.Module, shared: dict[str, Tensor]) -> None:
         """Called when the model has its weights and device; `shared` holds tensors shared within this process."""
 
+    def frozen_weights(self, model: nn.Module) -> Collection[str]:
+        """Names of buffers that hold weights which clients do not train."""
+        return ()
+
     def prepare_training(self, model: nn.Module) -> None:
         """Called before training."""
 
@@ -60,6 +65,16 @@ class Transform:
     ) -> torch.optim.Optimizer | None:
         """An optimizer for the transformed model; None for the default one."""
         return None
+
+    def save_adapters(self, network: nn.Module, base: str, folder: Path) -> int:
+        """Write what this transform adds to a network of `transformers`, whose weights are in the folder `base`.
+
+        Returns the number of parameters.
+
+        Raises:
+            ConfigError: it changes more than it adds.
+        """
+        return 0
 
     def plain(self, model: nn.Module) -> nn.Module:
         """An equivalent model without this transform; may modify the given one."""
@@ -88,6 +103,11 @@ def prepare_training(model: nn.Module) -> None:
     """Call `prepare_training` of all transforms."""
     for transform in transforms_of(model):
         transform.prepare_training(model)
+
+
+def frozen_weights(model: nn.Module) -> list[str]:
+    """Names of buffers that hold weights which clients do not train, by all transforms."""
+    return [name for transform in transforms_of(model) for name in transform.frozen_weights(model)]
 
 
 def plain_model(model: nn.Module) -> nn.Module:

@@ -85,8 +85,9 @@ class Objective:
     def adds_up(self) -> bool:
         """Whether the penalty is the sum of its shards' penalties, so that ranks can compute their shares.
 
-        True if each element's term depends only on that element of the parameters and of `received`, and on
-        `num_elements`.
+        True if each element's term depends only on that element of the parameters and of the context's tensors, and on
+        `num_elements` and `unit_displacement`, and if `initial_state`, `next_state` and `to_server` work element by
+        element as well.
         """
         return False
 

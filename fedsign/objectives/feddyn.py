@@ -32,6 +32,11 @@ class FedDynObjective(Objective):
     def __init__(self, *, alpha: Alpha = ALPHA) -> None:
         self.alpha = alpha
 
+    @property
+    def adds_up(self) -> bool:
+        """Always: penalty and state are sums over elements, and elementwise."""
+        return True
+
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """alpha (<theta, h_k> + ||theta - theta_t||^2 / 2)."""
         terms = [

@@ -29,6 +29,11 @@ class ScaffoldObjective(Objective):
     has_state: ClassVar[bool] = True
     needs_unit_displacement: ClassVar[bool] = True
 
+    @property
+    def adds_up(self) -> bool:
+        """Always: penalty and state are sums over elements, and elementwise."""
+        return True
+
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """<theta, c - c_k>, whose gradient is the correction."""
         terms = [(theta * (_server(context, name) - context.state[name])).sum() for name, theta in parameters.items()]

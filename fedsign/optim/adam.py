@@ -1,12 +1,10 @@
 """Adam."""
 
 from collections.abc import Iterable
-from typing import Annotated
 
 import torch
-from pydantic import Field
 
-from fedsign.optim.adamw import Decay
+from fedsign.optim.adamw import Decay, Epsilon
 from fedsign.optim.lean import made_lean
 
 
@@ -17,7 +15,7 @@ def adam(
     *,
     beta1: Decay = 0.9,
     beta2: Decay = 0.999,
-    eps: Annotated[float, Field(ge=0)] = 1e-8,
+    eps: Epsilon = 1e-8,
 ) -> torch.optim.Optimizer:
     """torch's Adam, with weight decay added to the gradient (L2)."""
     return made_lean(torch.optim.Adam, parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)

@@ -9,6 +9,7 @@ from pydantic import Field
 from fedsign.optim.lean import made_lean
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Epsilon = Annotated[float, Field(ge=0)]
 
 
 def adamw(
@@ -18,7 +19,7 @@ def adamw(
     *,
     beta1: Decay = 0.9,
     beta2: Decay = 0.999,
-    eps: Annotated[float, Field(ge=0)] = 1e-8,
+    eps: Epsilon = 1e-8,
     fused: bool = False,
 ) -> torch.optim.Optimizer:
     """torch's AdamW, with decoupled weight decay; `fused` uses a single kernel, whose rounding differs."""

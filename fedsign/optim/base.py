@@ -8,7 +8,7 @@ A factory takes (parameters, lr, weight_decay) and its settings, and may declare
     adapt_model    a function that changes the model in every process that builds it, before training
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,6 +38,21 @@ class PartTrainer(Protocol):
     @property
     def trained(self) -> frozenset[str]:
         """Names of the parameters trained since `begin`."""
+        ...
+
+
+@runtime_checkable
+class TensorOptimizer(Protocol):
+    """An optimizer that updates some parameters as whole tensors, and all others element by element.
+
+    Of whole tensors, its step updates those that have a gradient, each by itself.
+    """
+
+    element_rule: type[torch.optim.Optimizer]  # the same update of the others
+
+    @property
+    def whole_tensors(self) -> Collection[nn.Parameter]:
+        """The parameters that are updated as whole tensors."""
         ...
 
 

@@ -22,7 +22,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsign.errors import ConfigError
-from fedsign.optim.adamw import Decay
+from fedsign.numerics import widened
+from fedsign.optim.adamw import Decay, Epsilon
 from fedsign.optim.blocks import find_blocks
 from fedsign.optim.lean import made_lean
 from fedsign.traits import declares
@@ -32,6 +33,8 @@ Projected = Literal["blocks", "linear"]
 
 class GaLore(torch.optim.Optimizer):
     """A torch optimizer: GaLore for `matrices`, AdamW for `others`."""
+
+    element_rule = torch.optim.AdamW  # of `others`
 
     def __init__(
         self,
@@ -60,6 +63,11 @@ class GaLore(torch.optim.Optimizer):
         if self._plain is not None:
             # step() lends this group to the inner AdamW, which reads all of its own keys in it (amsgrad, foreach, ...)
             self.param_groups[1].update(self._plain.param_groups[0])
+
+    @property
+    def whole_tensors(self) -> list[nn.Parameter]:
+        """The matrices."""
+        return list(self.param_groups[0]["params"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -108,7 +116,7 @@ def projector_of(gradient: Tensor, rank: int) -> Tensor:
     >>> projector_of(torch.ones(5, 3), rank=2).shape, projector_of(torch.ones(3, 5), rank=9).shape
     (torch.Size([3, 2]), torch.Size([3, 3]))
     """
-    full = gradient.to(torch.promote_types(gradient.dtype, torch.float32))  # svd needs at least float32
+    full = gradient.to(widened(gradient.dtype))  # svd needs at least float32
     # torch returns V^T as `right`, hence the transpose
     left, _, right = torch.linalg.svd(full, full_matrices=False)
     found = right.T if len(gradient) >= gradient.shape[1] else left
@@ -137,7 +145,7 @@ def galore(
     blocks: str = "",
     beta1: Decay = 0.9,
     beta2: Decay = 0.999,
-    eps: Annotated[float, Field(ge=0)] = 1e-6,
+    eps: Epsilon = 1e-6,
 ) -> torch.optim.Optimizer:
     """Adam in `rank` dimensions for each matrix in the model's blocks, or in its linear layers; AdamW for the rest."""
     if projected == "blocks":

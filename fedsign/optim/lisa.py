@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsign.errors import ConfigError, StepError
-from fedsign.optim.adamw import Decay
+from fedsign.optim.adamw import Decay, Epsilon
 from fedsign.optim.blocks import find_blocks
 from fedsign.optim.layer_draws import LayerSampler
 from fedsign.optim.lean import made_lean
@@ -259,7 +259,7 @@ def lisa(
     blocks: str = "",
     beta1: Decay = 0.9,
     beta2: Decay = 0.999,
-    eps: Annotated[float, Field(ge=0)] = 1e-8,
+    eps: Epsilon = 1e-8,
     fused: bool = False,
 ) -> torch.optim.Optimizer:
     """AdamW on `num_sampled_layers` blocks, redrawn every `period` local steps, and on all outside the blocks."""

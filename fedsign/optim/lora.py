@@ -20,27 +20,32 @@ buffers, which are served and stored, but not trained.
 
 import logging
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, nearest
 from fedsign.extras import require
 from fedsign.models.features import classifier_of
 from fedsign.models.transform import Transform, attach
-from fedsign.optim.adamw import Decay, adamw
+from fedsign.optim.adamw import Decay, Epsilon, adamw
+from fedsign.optim.bnb import quiet
 from fedsign.optim.lora_experts import experts_of, keep_bases
-from fedsign.registry import nearest
+from fedsign.optim.nf4 import NF4Linear, quantize
 from fedsign.torchvision_shim import torchvision
 from fedsign.traits import declares
 
 ALL_LINEAR = "all_linear"
 Aggregation = Literal["average", "ffa", "flora", "fedex"]
+Quantization = Literal["none", "nf4"]
 CHANGES_BASE = ("flora", "fedex")
 _NAME = "client.optimizer.name=lora"
 
@@ -51,6 +56,7 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: `peft` is missing, a target does not exist, or a target has hooks.
     """
+    quiet()
     torchvision()  # installs the shim: `peft` imports torchvision, which fails beside a torch without CUDA
     peft = require("peft", extra="llm", feature=_NAME)
     ends = _ends(model)
@@ -61,6 +67,12 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
             f"client.optimizer.aggregation={aggregation} and ranks={list(ranks)} were given, but '{experts[0]}' holds "
             "experts, whose adapters are averaged with one rank; use aggregation=average and ranks=[], or leave "
             "experts out of client.optimizer.targets."
+        )
+    if settings.get("quantization", "none") == "nf4" and (aggregation in CHANGES_BASE or experts):
+        why = f"holds experts in '{experts[0]}', which are not quantized" if experts else "is changed by the server"
+        raise ConfigError(
+            f"client.optimizer.quantization=nf4 was given with aggregation={aggregation}, but the base {why}; use "
+            "quantization=none" + (", or name linear layers in client.optimizer.targets." if experts else ", or ffa.")
         )
     whole = list(ends.values()) if settings["head"] else []
     both = [name for name in names if name in ends and settings["head"]]
@@ -81,7 +93,9 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
     peft.inject_adapter_in_model(config, model)
     if experts:
         keep_bases(model, peft.tuners.lora.layer.ParamWrapper)
-    _freeze(model, trained=whole, aggregation=aggregation)
+    if settings.get("quantization", "none") == "nf4":
+        quantize(model)
+    _freeze(model, config, trained=whole, aggregation=aggregation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +129,7 @@ class Adapters(Transform):
 
     frozen: tuple[str, ...]
     adapters: tuple[Adapter, ...] = ()
+    config: Any = field(default=None, compare=False)  # of `peft`
 
     def place(self, model: nn.Module, shared: dict[str, Tensor]) -> None:
         """Let all models of this process share the frozen tensors that never change."""
@@ -122,6 +137,41 @@ class Adapters(Transform):
             owner, key = _owner(model, name)
             if key in owner._non_persistent_buffers_set:
                 setattr(owner, key, shared.setdefault(name, owner.get_buffer(key)))
+        for name, module in model.named_modules():
+            if isinstance(module, NF4Linear):
+                module.share(name, shared)
+
+    def save_adapters(self, network: nn.Module, base: str, folder: Path) -> int:
+        """Write adapter_config.json and adapter_model.safetensors, as `peft` does.
+
+        Raises:
+            ConfigError: the base or the head was trained, too.
+        """
+        adapted = [(name, layer) for name, layer in network.named_modules() if hasattr(layer, "lora_A")]
+        tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        added = {name: tensor.detach() for name, tensor in tensors.items() if ".lora_" in name}
+        changed = [name for name in network.state_dict() if name not in added]
+        if changed:
+            raise ConfigError(
+                f"the adapters alone were asked for, but the run has changed '{changed[0]}' of the base, too "
+                "(client.optimizer.head=true, or aggregation=flora or fedex); export the merged model, without "
+                "--adapters."
+            )
+        # wrappers of an expert's tensors lie in one another
+        layers = [(name.replace(".base_layer", ""), getattr(layer, "parameter_name", "")) for name, layer in adapted]
+        config = copy(self.config)
+        config.base_model_name_or_path, config.task_type, config.inference_mode = base, "CAUSAL_LM", True
+        config.target_modules = sorted(name for name, tensor in layers if not tensor)
+        config.target_parameters = sorted(f"{name}.{tensor}" for name, tensor in layers if tensor) or None
+        config.save_pretrained(str(folder))
+        # the name of the adapter is no part of a file's keys
+        keys = {f"base_model.model.{name.replace('.default', '')}": tensor for name, tensor in added.items()}
+        save_file({key: tensor.contiguous() for key, tensor in keys.items()}, folder / "adapter_model.safetensors")
+        return sum(tensor.numel() for tensor in added.values())
+
+    def frozen_weights(self, model: nn.Module) -> Collection[str]:
+        """All of the base."""
+        return self.frozen
 
     def plain(self, model: nn.Module) -> nn.Module:
         """Merge the adapters: W_0 + (alpha / rank) B A; the shared tensors do not change."""
@@ -134,6 +184,7 @@ class Adapters(Transform):
             if not hasattr(layer, "lora_A"):
                 continue
             base: Any = layer.get_base_layer()
+            base = base.plain() if isinstance(base, NF4Linear) else base
             key = getattr(layer, "parameter_name", "weight")
             weight = getattr(base, key)
             with torch.no_grad():
@@ -158,14 +209,16 @@ def lora(
     head: bool = False,
     aggregation: Aggregation = "average",
     ranks: tuple[Annotated[int, Field(gt=0)], ...] = (),
+    quantization: Quantization = "none",
     beta1: Decay = 0.9,
     beta2: Decay = 0.999,
-    eps: Annotated[float, Field(ge=0)] = 1e-8,
+    eps: Epsilon = 1e-8,
 ) -> torch.optim.Optimizer:
     """AdamW on adapters at `targets`: linear layers and experts given by the ends of their names, or all but the head.
 
     `head` also trains the token embedding and the head, or the classifier of other models, in full.  `ranks` are those
     of the clients, `rank` at most; all clients scale by alpha / `rank`.  `aggregation`: see `fedsign.partial.adapters`.
+    `quantization` is that of the adapted layers' base (`fedsign.optim.nf4`).
     """
     return adamw(parameters, lr, weight_decay, beta1=beta1, beta2=beta2, eps=eps)
 
@@ -248,7 +301,7 @@ def _is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 
 
-def _freeze(model: nn.Module, *, trained: Iterable[nn.Module], aggregation: str) -> None:
+def _freeze(model: nn.Module, config: Any, *, trained: Iterable[nn.Module], aggregation: str) -> None:
     """Turn all parameters except the adapters and those of `trained` into buffers.
 
     They are non-persistent, unless the server changes them.
@@ -273,7 +326,7 @@ def _freeze(model: nn.Module, *, trained: Iterable[nn.Module], aggregation: str)
             frozen.append(name)
             if name in changing:
                 owner.register_load_state_dict_pre_hook(_adopt_weight)
-    attach(model, Adapters(tuple(frozen), tuple(adapters)))
+    attach(model, Adapters(tuple(frozen), tuple(adapters), config))
 
 
 def _adapter(name: str, layer: Any, *, freezes_a: bool) -> Adapter:

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.optim.adamw import Decay
+from fedsign.optim.adamw import Decay, Epsilon
 from fedsign.optim.lean import made_lean
 from fedsign.parameterization.masks import gathered, put_back
 
@@ -128,7 +128,7 @@ def packed_adamw(
     *,
     beta1: Decay = 0.9,
     beta2: Decay = 0.999,
-    eps: Annotated[float, Field(ge=0)] = 1e-8,
+    eps: Epsilon = 1e-8,
 ) -> torch.optim.Optimizer:
     """AdamW with moments for the present weights of a sparse model only."""
     return made_lean(PackedAdamW, _masked(groups), lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsign.federation.aggregation import Aggregate, Aggregator, Weigh, weighted_mean
+from fedsign.numerics import widened
 from fedsign.optim.lora import CHANGES_BASE, Adapter, Adapters, Aggregation, lora
 from fedsign.records import CohortReply, Reply, Tensors, one_by_one
 from fedsign.registry import resolve
@@ -79,10 +80,15 @@ class AdapterMean(Aggregator):
 
     prefix = "adapters/"
 
-    def __init__(self, settings: LoraSettings, adapters: Callable[[], Iterable[Adapter]], *, seed: int) -> None:
-        """`adapters` is called once there are replies, because it may have to build a model."""
+    def __init__(
+        self, settings: LoraSettings, adapters: Callable[[], Iterable[Adapter]], *, seed: int, in_full: bool = False
+    ) -> None:
+        """`adapters` is called once there are replies, because it may have to build a model.
+
+        With `in_full`, a base below float32 is changed in float32, and whoever serves it rounds it.
+        """
         self.error: float | None = None
-        self._settings, self._adapters, self._seed = settings, adapters, seed
+        self._settings, self._adapters, self._seed, self._in_full = settings, adapters, seed, in_full
 
     def gather(
         self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
@@ -118,10 +124,10 @@ class AdapterMean(Aggregator):
                 case "average" | "ffa":
                     squares += exact.minus(own).norm() ** 2
                 case "flora":
-                    mean[adapter.base], off = _changed(served[adapter.base], exact, adapter)
+                    mean[adapter.base], off = _changed(self._base(served, adapter), exact, adapter)
                     squares += off
                 case "fedex":
-                    mean[adapter.base], off = _changed(served[adapter.base], exact.minus(own), adapter)
+                    mean[adapter.base], off = _changed(self._base(served, adapter), exact.minus(own), adapter)
                     squares += off
         self.error = math.sqrt(squares / total) if total else None
         if not self._settings.changes_base:
@@ -131,6 +137,10 @@ class AdapterMean(Aggregator):
         # the base counts as sent, or it would stay as served
         sent = dict.fromkeys((each.base for each in adapters), aggregate.num_replies)
         return replace(aggregate, mean=mean, num_sent={**aggregate.num_sent, **sent})
+
+    def _base(self, served: Tensors, adapter: Adapter) -> Tensor:
+        base = served[adapter.base]
+        return base.to(widened(base.dtype)) if self._in_full else base
 
 
 def fresh(adapters: Iterable[Adapter], like: Mapping[str, Tensor], *, seed: int, round: int) -> Tensors:

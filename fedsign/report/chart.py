@@ -114,9 +114,16 @@ def drawable(values: Iterable[float | None]) -> list[float | None]:
 
 
 def value_axis(values: Iterable[float | None], *, label: str = "", percent: bool = False) -> Axis:
-    """An axis for a curve: from 0 if that costs little space, logarithmic if one value dwarfs the rest."""
+    """An axis for a curve: from 0 if that costs little space, logarithmic if one value dwarfs the rest.
+
+    >>> low, high = value_axis([2.30652236, 2.30652284]).limits  # a loss that does not move
+    >>> low < 2.3065 < high
+    True
+    """
     ordered = sorted(value for value in drawable(values) if value is not None) or [0.0, 1.0]
     low, high = ordered[0], ordered[-1]
+    if high - low < 1e-4 * abs(high):
+        high = low  # points are drawn with five digits: a narrower axis could miss them
     # against the median: one outlier must not move the reference
     is_log = low > 0 and high > 50 * ordered[len(ordered) // 2]
     if not is_log and 0 < low < 2 * high / 3:

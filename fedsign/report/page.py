@@ -4,10 +4,12 @@ The page loads nothing: styles and pictures are inlined, so it can be mailed, ar
 rendered from results on disk alone, without torch, Flower, or matplotlib, and renders the same every time.
 """
 
+import shlex
 from pathlib import Path
 
 from fedsign.naming import run_name
 from fedsign.report import run_charts, summary, template
+from fedsign.report.findings import finding_row, findings_facts
 from fedsign.report.sections import sections
 from fedsign.storage.disk import write_text
 from fedsign.storage.results import RunFolder
@@ -38,7 +40,10 @@ def render(run: summary.Run, *, live: bool = False) -> str:
         outcome=run.outcome,
         strategy=summary.strategy(run),
         headline=summary.headline(run),
-        facts=summary.facts(run, [fact for section in added for fact in section.facts]),
+        facts=summary.facts(
+            run, [*(fact for section in added for fact in section.facts), *findings_facts(len(run.findings))]
+        ),
+        findings=[finding_row(each) for each in run.findings],
         charts=run_charts.charts(run),
         sections=[section for section in added if section.title],
         population=summary.population(run),
@@ -47,6 +52,10 @@ def render(run: summary.Run, *, live: bool = False) -> str:
         configuration=summary.settings_by_section(run.config),
         changed=summary.settings_changed(run),
         config_toml=run.config_toml,
+        # as it was started: a data set's path in it may be relative
+        config_path=shlex.quote(
+            str(Path(run.section("results").get("root", "runs"), *run.path.parts[-2:], "config.toml"))
+        ),
         environment=run.environment,
     )
 
@@ -60,7 +69,7 @@ def render_card(folder: RunFolder) -> str:
         ResultsError: the run cannot be read.
     """
     run = summary.read(folder)
-    added = [fact for section in sections(run) for fact in section.facts]
+    added = [*(fact for section in sections(run) for fact in section.facts), *findings_facts(len(run.findings))]
     return template.render(
         CARD_TEMPLATE,
         name=run_name(run.config),

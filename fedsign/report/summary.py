@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsign.errors import ResultsError
+from fedsign.naming import data_label
 from fedsign.report import wording
 from fedsign.report.population import Population, panels
 from fedsign.storage.results import Record, RunFolder, changed_settings, final_value
@@ -35,6 +36,7 @@ class Run:
     rounds: Sequence[Record]
     timings: Sequence[Record]
     failures: Sequence[Record]
+    findings: Sequence[Record] = ()
     tags: Tags = field(default_factory=Tags)
 
     def section(self, name: str) -> Record:
@@ -93,6 +95,7 @@ def read(folder: RunFolder) -> Run:
         rounds=folder.rounds(),
         timings=folder.timings(),
         failures=folder.records("failures.jsonl"),
+        findings=folder.findings(),
         tags=_tags(folder),
     )
 
@@ -111,7 +114,7 @@ def headline(run: Run) -> Fact:
 
 def facts(run: Run, added: Iterable[Fact] = ()) -> list[Fact]:
     """The other facts in the head, including those added by capabilities."""
-    rounds, data, partition = run.rounds, run.section("data"), run.section("partition")
+    rounds, partition = run.rounds, run.section("partition")
     down, up = (sum(record.get(key) or 0 for record in rounds) for key in ("bytes_down", "bytes_up"))
     seconds = sum(_seconds(record) for record in run.timings)
     num_clients = partition.get("num_clients", len(run.partition["counts"]))
@@ -125,7 +128,11 @@ def facts(run: Run, added: Iterable[Fact] = ()) -> list[Fact]:
             remark=f"of {num_clients:,}",
         ),
         *added,
-        Fact(name="data", value=_part_name(data), remark=named(partition, without=_SHOWN_ELSEWHERE)),
+        Fact(
+            name="data",
+            value=data_label(run.config) or wording.MISSING,
+            remark=named(partition, without=_SHOWN_ELSEWHERE),
+        ),
         Fact(name="model", value=_part_name(run.section("model")), remark=_settings(run.section("model"))),
         Fact(name="bytes down", value=wording.byte_count(down), remark="server to clients"),
         Fact(name="bytes up", value=wording.byte_count(up), remark="clients to server"),

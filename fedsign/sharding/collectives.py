@@ -27,9 +27,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedsign.errors import ConfigError
+from fedsign.sharding.divergence import Trail, watch
 from fedsign.sharding.executors import CudaStream, Executor, Inline, Thread, Work
 from fedsign.sharding.layout import Granularity, Grouping
-from fedsign.sharding.strategy import Collective, Operation, Scope
+from fedsign.sharding.strategy import Collective, Operation, Scope, gather_all
 from fedsign.sharding.traffic import Count, Rings
 
 _MAX_TEXT_BYTES = 2**16
@@ -61,6 +62,9 @@ class Collectives:
         self.grouping, self.rings, self.rank = grouping, rings, dist.get_rank()
         self._group = grouping.group_ranks(self.rank)
         self._peers = grouping.peer_ranks(self.rank)
+        self.trail = Trail(self.rank, grouping.ranks)
+        if grouping.ranks > 1:
+            watch(self, self.trail)
         self._sent = Count()
         self._counts: dict[Collective, Count] = {}
         self._overlaps, self._through_host = overlaps, through_host
@@ -74,15 +78,20 @@ class Collectives:
             self._last.wait()
         return self._counts
 
-    def run(self, collective: Collective, tensor: Tensor) -> None:
+    def run(self, collective: Collective, tensor: Tensor, *, of: str = "") -> None:
         """Run one collective in place and wait for it."""
-        self.start([collective], tensor).wait()
+        self.start([collective], tensor, of=of).wait()
 
-    def start(self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None = None) -> Work:
-        """Start collectives in sequence, in place, then call `then`; keep the tensor until the work is done."""
+    def start(
+        self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None = None, *, of: str = ""
+    ) -> Work:
+        """Start collectives in sequence, in place, then call `then`; keep the tensor until the work is done.
+
+        `of` is the unit that the tensor belongs to; ranks that start different collectives raise `DivergedError`.
+        """
         if self._executor is None:  # lazy, because the first tensor's device decides
             self._executor = self._make_executor(tensor)
-        self._last = self._executor.start(partial(self._carry_out, tuple(collectives), tensor, then))
+        self._last = self._executor.start(partial(self._carry_out, tuple(collectives), tensor, then, of))
         return self._last
 
     def _make_executor(self, tensor: Tensor) -> Executor:
@@ -97,13 +106,16 @@ class Collectives:
             return self._through_host
         return tensor.is_cuda and backend_of("cuda") == "gloo"
 
-    def _carry_out(self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None) -> None:
+    def _carry_out(
+        self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None, of: str
+    ) -> None:
         for collective in collectives if tensor.numel() else ():
             began, self._sent = time.perf_counter(), Count(calls=1)
-            if self._goes_through_host(tensor):
-                self._run_through_host(collective, tensor)
-            else:
-                self._run(collective, tensor)
+            with self.trail.at(f"{collective} of {of}"):
+                if self._goes_through_host(tensor):
+                    self._run_through_host(collective, tensor)
+                else:
+                    self._run(collective, tensor)
             once = self._sent + Count(elapsed_s=time.perf_counter() - began)
             self._counts[collective] = self._counts.get(collective, Count()) + once
         if then is not None:
@@ -136,6 +148,47 @@ class Collectives:
             part(tensor).copy_(part(host))
         else:
             tensor.copy_(host)
+
+    def from_all(self, own: Tensor, *, of: str = "") -> Tensor:
+        """The vectors [k] of all ranks, [ranks, k]."""
+        by_block = own.new_zeros(self.grouping.ranks, len(own))
+        by_block[self.grouping.block_of(self.rank)] = own
+        for collective in gather_all(Granularity.GLOBAL):
+            self.run(collective, by_block.view(-1), of=of)
+        return by_block[[self.grouping.block_of(rank) for rank in range(self.grouping.ranks)]]
+
+    def exchange(
+        self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]], *, of: str = ""
+    ) -> None:
+        """Send tensors to ranks and receive others, in place; all ranks call it, even with none."""
+        if self._executor is None:
+            self._executor = self._make_executor(next((each for _, each in (*sent, *received)), torch.empty(0)))
+        self._last = self._executor.start(partial(self._carry_out_exchange, sent, received, of))
+        self._last.wait()
+
+    def _carry_out_exchange(
+        self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]], of: str
+    ) -> None:
+        kind = Collective(scope=Scope.ALL, operation=Operation.EXCHANGE)
+        began, self._sent = time.perf_counter(), Count(calls=1)
+        with self.trail.at(f"{kind} of {of}"):
+            staged = [(rank, each.cpu() if self._goes_through_host(each) else each) for rank, each in received]
+            operations = [dist.P2POp(dist.irecv, each, rank, tag=self.trail.tag) for rank, each in staged]
+            for rank, each in sent:
+                whole = each.cpu() if self._goes_through_host(each) else each
+                operations.append(dist.P2POp(dist.isend, whole, rank, tag=self.trail.tag))
+                self._count_sent(rank, each)
+            _wait(dist.batch_isend_irecv(operations) if operations else ())
+            for (_, each), (_, arrived) in zip(received, staged, strict=True):
+                if arrived is not each:
+                    each.copy_(arrived)
+        once = self._sent + Count(elapsed_s=time.perf_counter() - began)
+        self._counts[kind] = self._counts.get(kind, Count()) + once
+
+    def _count_sent(self, target: int, sent: Tensor) -> None:
+        size = sent.numel() * sent.element_size()
+        crosses = self.grouping.group_of(target) != self.grouping.group_of(self.rank)
+        self._sent += Count(inter_bytes=size) if crosses else Count(intra_bytes=size)
 
     def from_first(self, tensor: Tensor) -> None:
         """Broadcast a tensor from rank 0."""
@@ -216,13 +269,12 @@ class Collectives:
         """Start sending to the next rank of a ring and receiving from the previous one."""
         me = ring.index(self.rank)
         target, source = ring[(me + 1) % len(ring)], ring[me - 1]
-        size = sent.numel() * sent.element_size()
-        crosses = self.grouping.group_of(target) != self.grouping.group_of(self.rank)
-        self._sent += Count(inter_bytes=size) if crosses else Count(intra_bytes=size)
+        self._count_sent(target, sent)
         # Receive first: otherwise gloo serializes the two directions between a pair of ranks, which takes twice as
         # long.
+        tag = self.trail.tag
         works: Sequence[dist.Work] = dist.batch_isend_irecv(
-            [dist.P2POp(dist.irecv, received, source), dist.P2POp(dist.isend, sent, target)]
+            [dist.P2POp(dist.irecv, received, source, tag=tag), dist.P2POp(dist.isend, sent, target, tag=tag)]
         )
         return works
 

@@ -3,7 +3,8 @@
     whole          [n blocks]     the parameters as the model sees them; freed while they are sharded
     shard          p's blocks     the part of the parameters that a rank keeps
     gradient_sum   g's blocks     accumulated over micro-batches
-    master         os' blocks     updated by the optimizer, in at least float32; the shard itself if dtypes agree
+    master         os' blocks     updated by the optimizer, by default in at least float32; the shard itself if dtypes
+                                  agree
 
 Autograd's graph refers to a parameter's memory while it is freed and allocated again.  Therefore `whole` remains one
 storage that is resized, and writing into it must not bump the parameters' versions.  While sharded, a parameter is an
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsign.errors import ConfigError
+from fedsign.numerics import widened
 from fedsign.sharding.account import Flat
 from fedsign.sharding.collectives import Collectives, own
 from fedsign.sharding.executors import Work
@@ -51,12 +53,22 @@ class FlatParameter:
         self,
         named: Named,
         *,
+        unit: str,
         strategy: Strategy,
         collectives: Collectives,
         dtype: torch.dtype,
+        reduce_dtype: torch.dtype,
+        wide_masters: bool = True,
         read: Callable[[str], Tensor] | None = None,
+        everywhere: bool = False,
     ) -> None:
-        """Broadcast values from rank 0 and keep this rank's shard; `read` loads values that are not in the model."""
+        """Broadcast values from rank 0 and keep this rank's shard; `read` loads values that are not in the model.
+
+        Masters are in at least float32 if they are `wide_masters`, else in the `dtype` that the parameters have as the
+        model computes.  Gradients are summed in `reduce_dtype`.  If values can be read `everywhere`, nothing is
+        broadcast.
+        """
+        self.unit = unit
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
         self.shapes = [param.shape for param in self.params]
@@ -66,28 +78,50 @@ class FlatParameter:
         self.cut = Cut(numel=self.offsets[-1], grouping=self.grouping)
         exact = torch.zeros(self.cut.padded, dtype=self.params[0].dtype, device=self.params[0].device)
         # Shard from the exact values: masters keep the original precision even if the model computes in a lower one.
-        if self.rank == 0:
+        if self.rank == 0 or everywhere:
             for name, param, view in zip(self.names, self.params, self._views(exact), strict=True):
                 view.copy_(param.detach() if read is None else read(name))
-        collectives.from_first(exact[: self.cut.numel])
+        if not everywhere:
+            collectives.from_first(exact[: self.cut.numel])
         self._whole = exact.to(dtype)  # no copy if the dtype is the same
         self._absent = torch.full((), torch.nan, dtype=dtype, device=exact.device)
+        self.reduce_dtype = reduce_dtype
         self._gradient_whole: Tensor | None = None
         self._unsharding: Work | None = None
         self._shard = self._own(self._whole, Granularity.NONE, strategy.params)
         self._is_sharded = strategy.params is not Granularity.NONE
         if self._is_sharded:
             self._shard = self._shard.clone()  # outlives `whole`, whose memory is freed
-        self._master = self._make_master(exact) if self.trainable else None
+        self._master = (
+            self._make_master(exact, widened(exact.dtype) if wide_masters else dtype) if self.trainable else None
+        )
         self.pieces = self._make_pieces()
         self.gradient_sum = self._new_gradient_sum()
+        self.used = [False] * len(self.params)  # whether a backward of this step has reached them on this rank
+        if self.trainable:
+            for index, param in enumerate(self.params):
+                if reduce_dtype is not dtype:
+                    param.grad_dtype = reduce_dtype  # of what autograd adds into
+                # refers to the list only: a cycle through a tensor's hooks is never collected
+                param.register_post_accumulate_grad_hook(partial(_mark, self.used, index))
         self._show()
         self.reshard()
 
     @property
     def facts(self) -> Flat:
         """The input of the plan."""
-        return Flat(numel=self.cut.numel, itemsize=self._whole.element_size(), is_trainable=self.trainable)
+        return Flat(
+            numel=self.cut.numel,
+            itemsize=self._whole.element_size(),
+            gradient_itemsize=self.reduce_dtype.itemsize,
+            num_params=len(self.params),
+            is_trainable=self.trainable,
+        )
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the parameters were trainable when they were sharded."""
+        return self._master is not None
 
     @property
     def device(self) -> torch.device:
@@ -107,7 +141,7 @@ class FlatParameter:
         # the same storage: autograd's graph refers to it
         storage.resize_(self._whole.numel() * self._whole.element_size())
         self._own(self._whole, Granularity.NONE, self.strategy.params).copy_(self._shard)
-        self._unsharding = self._collectives.start(self.strategy.gather_params, self._whole)
+        self._unsharding = self._collectives.start(self.strategy.gather_params, self._whole, of=self.unit)
 
     def unshard(self) -> None:
         """Gather the parameters if they are sharded."""
@@ -139,7 +173,7 @@ class FlatParameter:
             flat = self.gradient_sum
         else:
             flat = self._gradient_whole = torch.zeros(
-                self.cut.padded, dtype=self._whole.dtype, device=self._whole.device
+                self.cut.padded, dtype=self.reduce_dtype, device=self._whole.device
             )
         for param, view in zip(self.params, self._views(flat), strict=True):
             param.grad = view  # autograd adds into an existing .grad in place
@@ -158,7 +192,8 @@ class FlatParameter:
         if whole is None:
             return []
         reduced, summed = self._own(whole, Granularity.NONE, self.strategy.gradients), self.gradient_sum
-        return [(self._collectives.start(self.strategy.reduce_gradients, whole, partial(_add, summed, reduced)), whole)]
+        add = partial(_add, summed, reduced)
+        return [(self._collectives.start(self.strategy.reduce_gradients, whole, add, of=self.unit), whole)]
 
     def stored(self) -> list[tuple[str, int, int, Tensor]]:
         """This rank's checkpoint content: parameter name, offset in it, its size, the values."""
@@ -166,6 +201,17 @@ class FlatParameter:
         if self._master is not None:
             tensor, granularity = self._master, self.strategy.states
         return [(name, start, numel, tensor[at]) for name, start, numel, at in self._parts(granularity)]
+
+    def spans(self, name: str) -> list[tuple[int, int]]:
+        """For each rank, start and stop of its piece of a parameter; equal where it has none."""
+        index = self.names.index(name)
+        start, stop = self.offsets[index : index + 2]
+        spans = []
+        for rank in range(self.grouping.ranks):
+            first, last = self.cut.span(rank, self.strategy.states)
+            begin = min(max(first, start), stop)
+            spans.append((begin - start, max(begin, min(last, stop)) - start))
+        return spans
 
     def _parts(self, granularity: Granularity) -> list[tuple[str, int, int, slice]]:
         """For each parameter that a rank owns a part of: name, offset in it, its size, slice of the rank's tensor."""
@@ -178,15 +224,16 @@ class FlatParameter:
         return parts
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Load whole values by name, which every rank has; no communication."""
+        """Load whole values by name, which every rank has; no communication.  Parameters without a value stay."""
         self._fill(self._shard, self.strategy.params, values)
         if self._master is not None:
             self._fill(self._master, self.strategy.states, values)
 
     def _fill(self, owned: Tensor, granularity: Granularity, values: Mapping[str, Tensor]) -> None:
         for name, start, _, where in self._parts(granularity):
-            target = owned[where]
-            target.copy_(values[name].detach().reshape(-1)[start : start + len(target)])
+            if name in values:
+                target = owned[where]
+                target.copy_(values[name].detach().reshape(-1)[start : start + len(target)])
 
     def set_trainable(self, trainable: bool) -> None:
         """Train or freeze the parameters from the next step on; frozen ones have no gradient sum.
@@ -212,11 +259,11 @@ class FlatParameter:
             return
         summed, at = self.gradient_sum, self.strategy.gradients
         for collective in self.strategy.sync_gradients:
-            self._collectives.run(collective, summed)
+            self._collectives.run(collective, summed, of=self.unit)
             if collective.operation is Operation.REDUCE_SCATTER:
                 summed, at = self._own(summed, at, collective.scope.part), collective.scope.part
-        # divided in the masters' precision; may overwrite the sum, which `clear_gradients` resets
-        mean = summed.to(self._master.dtype).div_(self.grouping.ranks)
+        # divided in the masters' precision or a higher one; may overwrite the sum, which `clear_gradients` resets
+        mean = summed.to(torch.promote_types(self._master.dtype, self.reduce_dtype)).div_(self.grouping.ranks)
         for piece, (_, _, _, where) in zip(self.pieces, self._parts(self.strategy.states), strict=True):
             piece.tensor.grad = mean[where]
 
@@ -225,6 +272,7 @@ class FlatParameter:
         for piece in self.pieces:
             piece.tensor.grad = None
         self.gradient_sum.zero_()
+        self.used[:] = [False] * len(self.params)
 
     def sync_params(self) -> None:
         """Once per step: propagate the masters to the parameters, at their granularity."""
@@ -234,7 +282,7 @@ class FlatParameter:
         if own.data_ptr() != self._master.data_ptr():  # equal dtypes: the master is a view of the shard
             own.copy_(self._master)
         for collective in self.strategy.sync_params:
-            self._collectives.run(collective, self._shard)
+            self._collectives.run(collective, self._shard, of=self.unit)
 
     def kept(self) -> list[Tensor]:
         """The tensors kept between steps; some may share memory."""
@@ -247,29 +295,42 @@ class FlatParameter:
             copies = {name: view.clone() for name, view in zip(self.names, self._views(self._whole), strict=True)}
             self.reshard()
             return copies
-        whole = self._master.new_zeros(self.cut.padded)
-        self._own(whole, Granularity.NONE, self.strategy.states).copy_(self._master)
+        return self._gathered(self._master)
+
+    def gathered(self, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Whole tensors like the parameters, in at least float32, of which each rank has the parts of its pieces."""
+        if self._master is None:
+            return {}
+        own = torch.zeros_like(self._master, dtype=widened(self._master.dtype))
+        for name, _, _, where in self._parts(self.strategy.states):
+            own[where] = parts[name]
+        return self._gathered(own)
+
+    def _gathered(self, own: Tensor) -> Mapping[str, Tensor]:
+        whole = own.new_zeros(self.cut.padded)
+        self._own(whole, Granularity.NONE, self.strategy.states).copy_(own)
         for collective in gather_all(self.strategy.states):
-            self._collectives.run(collective, whole)
+            self._collectives.run(collective, whole, of=self.unit)
         return dict(zip(self.names, self._views(whole), strict=True))
 
-    def _make_master(self, exact: Tensor) -> Tensor:
-        wanted = torch.promote_types(exact.dtype, torch.float32)
-        if wanted == self._whole.dtype:
+    def _make_master(self, exact: Tensor, dtype: torch.dtype) -> Tensor:
+        if dtype == self._whole.dtype:
             return self._own(self._shard, self.strategy.params, self.strategy.states)
-        return self._own(exact, Granularity.NONE, self.strategy.states).to(wanted, copy=True)
+        return self._own(exact, Granularity.NONE, self.strategy.states).to(dtype, copy=True)
 
     def _make_pieces(self) -> list[Piece]:
         if self._master is None:
             return []
-        return [
-            Piece(name=name, start=start, numel=numel, tensor=nn.Parameter(self._master[where]))
-            for name, start, numel, where in self._parts(self.strategy.states)
-        ]
+        pieces = []
+        for name, start, numel, where in self._parts(self.strategy.states):
+            tensor = nn.Parameter(self._master[where])
+            tensor.grad_dtype = torch.promote_types(tensor.dtype, self.reduce_dtype)
+            pieces.append(Piece(name=name, start=start, numel=numel, tensor=tensor))
+        return pieces
 
     def _new_gradient_sum(self) -> Tensor:
         numel = self.cut.num_owned(self.strategy.gradients) if self.trainable else 0
-        return torch.zeros(numel, dtype=self._whole.dtype, device=self._whole.device)
+        return torch.zeros(numel, dtype=self.reduce_dtype, device=self._whole.device)
 
     def _own(self, tensor: Tensor, of: Granularity, to: Granularity) -> Tensor:
         return own(tensor, of=of, to=to, grouping=self.grouping, rank=self.rank)
@@ -286,3 +347,7 @@ class FlatParameter:
 
 def _add(total: Tensor, part: Tensor) -> None:
     total += part
+
+
+def _mark(used: list[bool], index: int, _: Tensor) -> None:
+    used[index] = True

@@ -12,6 +12,7 @@ of its G blocks over all groups (the paper's invariant), and each part is contig
 layouts; this is the one of their IIG, in which gathering within a group is contiguous.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -83,6 +84,16 @@ class Grouping:
     def peer_ranks(self, rank: int) -> list[int]:
         """The ranks with the same local number in all groups, by group."""
         return list(range(self.local_of(rank), self.ranks, self.per_group))
+
+    def holders(self, granularity: Granularity) -> Sequence[int]:
+        """Ranks that together own each block once."""
+        match granularity:
+            case Granularity.NONE:
+                return [0]
+            case Granularity.GROUP:
+                return self.group_ranks(0)
+            case Granularity.GLOBAL:
+                return range(self.ranks)
 
     def split(self, granularity: Granularity) -> int:
         """The number of parts of a state, the paper's d."""

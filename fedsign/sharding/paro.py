@@ -17,7 +17,8 @@ over micro-batches.  `step` synchronizes gradients, runs the optimizer on this r
 The update equals that of one process on the batches of all ranks: gradients are summed over micro-batches and averaged
 over ranks, so each rank's loss must be a mean over the same number of samples.  All ranks must take the same path
 through the model.  The optimizer must be elementwise (SGD, Adam, AdamW, ...), since it sees named parts of flattened
-parameters.  Buffers are local to each rank.
+parameters.  Buffers are local to each rank.  A parameter that no rank has used in a step stays as it is, as in one
+process.  Ranks that take different paths fail within a step (`fedsign.sharding.divergence`).
 
 With `prefetch`, the next unit is unsharded and gradients are reduced while the model computes
 (`fedsign.sharding.prefetch`), with bitwise equal results, for the memory of one more unit.
@@ -38,19 +39,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedsign.errors import ConfigError
+from fedsign.sharding.agreement import agree
 from fedsign.sharding.collectives import Collectives
 from fedsign.sharding.flat import FlatParameter, Piece
-from fedsign.sharding.layout import Granularity, Grouping
+from fedsign.sharding.layout import Grouping
 from fedsign.sharding.prefetch import Prefetcher
 from fedsign.sharding.stored import StoredWeights, fill_buffers, make_room
-from fedsign.sharding.strategy import Strategy, gather_all, strategy_of
+from fedsign.sharding.strategy import Strategy, strategy_of
 from fedsign.sharding.traffic import Rings
 from fedsign.sharding.units import Named, parts_of
 
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
-_NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor)
+_NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon)
 
 
 class _Unit:
@@ -153,8 +155,11 @@ class Sharded:
         strategy: str | Strategy,
         units: Iterable[nn.Module] | None = None,
         dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        wide_masters: bool = True,
         rings: Rings = Rings.TWO_LEVEL,
         weights: Path | None = None,
+        read: Callable[[str], Tensor] | None = None,
         device: torch.device | str = "cpu",
         prefetch: bool = True,
         through_host: bool | None = None,
@@ -165,8 +170,14 @@ class Sharded:
             units: The modules to unshard together; by default the children of every ModuleList and Sequential.
                 Parameters outside all units form a unit of the model itself.
             dtype: The dtype for computing; by default that of the parameters.
+            reduce_dtype: The dtype in which gradients are summed, over micro-batches and ranks, if that for computing
+                is lower; by default that for computing.
+            wide_masters: Whether the optimizer updates masters in at least float32; otherwise, it updates parameters
+                in the dtype for computing.
             weights: A .safetensors file or a folder with some, which rank 0 reads unit by unit.  A model on the meta
                 device gets its values on `device` this way, and no rank ever holds all of it.
+            read: A function that gives every rank the initial values of a parameter or buffer of a model on the meta
+                device, such as a view of a mapped file.  It replaces `weights`; only buffers are broadcast.
             through_host: Whether to stage GPU tensors in host memory for communication; by default only with gloo.
 
         Raises:
@@ -179,8 +190,25 @@ class Sharded:
         self.collectives = Collectives(grouping, rings=rings, overlaps=prefetch, through_host=through_host)
         self.prefetcher = Prefetcher(is_on=prefetch)
         self.is_in_backward, self._num_backwards = False, 0
-        read = self._reader(weights, torch.device(device))
-        self._units = [_Unit(module, self._flats(alike, dtype, read), self) for module, alike in parts_of(model, units)]
+        everywhere = read is not None
+        if read is None:
+            read = self._reader(weights, torch.device(device))
+        else:
+            make_room(model, torch.device(device))
+            fill_buffers(model, read, torch.device(device), everywhere=True)
+        name_of = {module: name or "the model itself" for name, module in model.named_modules()}
+        make = partial(
+            self._flat,
+            dtype=dtype,
+            reduce_dtype=reduce_dtype,
+            wide_masters=wide_masters,
+            read=read,
+            everywhere=everywhere,
+        )
+        self._units = [
+            _Unit(module, [make(named, unit=name_of[module]) for named in alike], self)
+            for module, alike in parts_of(model, units)
+        ]
         self.flats = [flat for unit in self._units for flat in unit.flats]
         for buffer in model.buffers():
             self.collectives.from_first(buffer)
@@ -197,7 +225,8 @@ class Sharded:
         owned = [(f"{piece.name}[{piece.start}:{piece.stop}]", piece.tensor) for piece in self.pieces]
         owned = owned or [("nothing", nn.Parameter(torch.zeros(1)))]
         self.optimizer = optimizer(owned)
-        if isinstance(self.optimizer, _NOT_ELEMENTWISE):
+        self.used: frozenset[str] = frozenset()  # parameters with a gradient in this step
+        if isinstance(self.optimizer, _NOT_ELEMENTWISE) or hasattr(self.optimizer, "whole_tensors"):
             raise ConfigError(
                 f"optimizer {type(self.optimizer).__name__} was given, which looks at whole tensors, where a rank has "
                 "parts of them; take one that works element by element, such as AdamW."
@@ -223,14 +252,21 @@ class Sharded:
         if trouble:
             raise ConfigError(trouble)
         make_room(self.model, device)
-        fill_buffers(self.model, stored, device)
+        fill_buffers(self.model, stored.read if stored else None, device)
         return stored.read if stored else None
 
-    def _flats(
-        self, alike: list[Named], dtype: torch.dtype | None, read: Callable[[str], Tensor] | None
-    ) -> list[FlatParameter]:
-        make = partial(FlatParameter, strategy=self.strategy, collectives=self.collectives, read=read)
-        return [make(named, dtype=dtype or named[0][1].dtype) for named in alike]
+    def _flat(
+        self, named: Named, *, dtype: torch.dtype | None, reduce_dtype: torch.dtype | None, **given: Any
+    ) -> FlatParameter:
+        dtype = dtype or named[0][1].dtype
+        return FlatParameter(
+            named,
+            dtype=dtype,
+            reduce_dtype=torch.promote_types(dtype, reduce_dtype or dtype),
+            strategy=self.strategy,
+            collectives=self.collectives,
+            **given,
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""
@@ -255,8 +291,15 @@ class Sharded:
             if piece.name in masks
         }
 
-    def load(self, values: Mapping[str, Tensor]) -> None:
-        """Load whole parameters and buffers by name, which every rank has; no communication.  Optimizer state stays.
+    def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that a rank may have `pieces` of, in the order of the model."""
+        owned = {param for flat in self.flats if flat.has_masters for param in flat.params}
+        return ((name, param) for name, param in self.model.named_parameters() if param in owned)
+
+    def load(self, values: Mapping[str, Tensor], *, but: Collection[str] = ()) -> None:
+        """Load whole parameters and buffers by name, which every rank has; no communication.
+
+        Optimizer state stays, and so do parameters `but` that have no value.
 
         Raises:
             ConfigError: one is missing or has another shape.
@@ -264,6 +307,8 @@ class Sharded:
         shapes = {name: shape for flat in self.flats for name, shape in zip(flat.names, flat.shapes, strict=True)}
         shapes |= {name: buffer.shape for name, buffer in self._kept_buffers()}
         for name, shape in shapes.items():
+            if name in but and name not in values:
+                continue
             if name not in values or values[name].shape != shape:
                 found = "was not given" if name not in values else f"was given as {list(values[name].shape)}"
                 raise ConfigError(
@@ -290,13 +335,15 @@ class Sharded:
                 )
             flat.set_trainable(all(named))
 
-    def step(self, *, clip_norm: float | None = None, add: Callable[[], None] | None = None) -> float:
+    def step(self, *, clip_norm: float | None = None, add: Callable[[], Collection[str]] | None = None) -> float:
         """Synchronize gradients, update, synchronize parameters; return the global gradient norm before clipping.
 
-        `add` is called once `pieces` hold the gradients averaged over ranks, and may add to them, such as a penalty's.
+        `add` is called once `pieces` hold the gradients averaged over ranks.  It may add to them, such as a penalty's,
+        and returns the names of the parameters to which it has added; parameters without any gradient stay.
 
         Raises:
             ConfigError: there was no backward since the last step.
+            DivergedError: ranks have run different collectives.
         """
         if not self._num_backwards:
             raise ConfigError("step() was called without a backward; call it after the backward of each micro-batch.")
@@ -304,12 +351,11 @@ class Sharded:
         self.prefetcher.settle()  # the gradient sums are complete only when all reductions are
         for flat in self.flats:
             flat.sync_gradients()
-        if add is not None:
-            add()
+        added = add() if add is not None else ()
         for piece, gradient in self._gradients():
             if (mask := self._masks.get(piece.tensor)) is not None:  # before the norm, which they must not count in
                 gradient.mul_(mask)
-        norm = self._global_norm()  # collective: all ranks have to call it
+        norm = self._agreed(added)  # collective: all ranks have to call it
         if clip_norm is not None:
             scale = min(1.0, clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
             for _, gradient in self._gradients():
@@ -319,6 +365,24 @@ class Sharded:
             flat.clear_gradients()
             flat.sync_params()
         return norm
+
+    def _agreed(self, added: Collection[str]) -> float:
+        """The norm of the gradient over all ranks; drops the gradients of parameters that nothing has used."""
+        squares = torch.zeros((), dtype=torch.double, device=self.flats[0].device)
+        for _, gradient in self._gradients():
+            squares = squares + gradient.double().square().sum()
+        used = {
+            name: is_used or name in added
+            for flat in self.flats
+            if flat.trainable
+            for name, is_used in zip(flat.names, flat.used, strict=True)
+        }
+        agreed = agree(self.collectives, self.strategy.states, square=squares, used=[*used.values()])
+        self.used = frozenset(name for name, is_used in zip(used, agreed.used, strict=True) if is_used)
+        for piece in self.pieces if len(self.used) < len(used) else ():
+            if piece.name not in self.used:  # as in one process, where the optimizer sees no gradient
+                piece.tensor.grad = None
+        return agreed.norm
 
     def _gradients(self) -> Iterator[tuple[Piece, Tensor]]:
         """The pieces that have gradients, which exist within a step."""
@@ -337,6 +401,14 @@ class Sharded:
                 for param, (first, value) in zip(flat.params, flat.values().items(), strict=True):
                     if names is None or first in names:
                         yield from ((name, value) for name in self._names[param])
+
+    def gathered(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole tensors like the trained parameters, unit by unit; `parts` are this rank's, named as `pieces`.
+
+        All ranks must exhaust the iterator.
+        """
+        for flat in self.flats:
+            yield from flat.gathered(parts).items()
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """All whole parameters and buffers on every rank, tied ones under each name."""
@@ -359,22 +431,6 @@ class Sharded:
         """The persistent buffers."""
         kept = self.model.state_dict().keys()
         return [(name, buffer) for name, buffer in self.model.named_buffers() if name in kept]
-
-    def _global_norm(self) -> float:
-        """The norm of the gradient over all ranks, each element counted once."""
-        states, grouping = self.strategy.states, self.grouping
-        squares = torch.zeros((), dtype=torch.double, device=self.flats[0].device)
-        for _, gradient in self._gradients():
-            squares = squares + gradient.double().square().sum()
-        if states is Granularity.NONE:
-            return float(squares.sqrt())
-        # Gather the ranks' squares and sum them in a fixed order: all ranks then compute bitwise the same norm.
-        parts = torch.zeros(grouping.ranks, dtype=torch.double, device=squares.device)
-        # one entry per part, the others stay 0
-        parts[grouping.blocks_of(self.collectives.rank, states).start] = squares
-        for collective in gather_all(states):
-            self.collectives.run(collective, parts)
-        return float(parts.sum().sqrt())
 
     def begin_backward(self) -> None:
         """Called by every backward hook: on the first one, start a backward pass and queue its end."""

@@ -35,9 +35,9 @@ Standing = Literal["near", "slower", "too_large"]
 class StateBytes:
     """Bytes per element: bf16 parameters and gradients; fp32 masters and Adam's two moments."""
 
-    param: int = 2
-    gradient: int = 2
-    state: int = 12
+    param: float = 2
+    gradient: float = 2
+    state: float = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

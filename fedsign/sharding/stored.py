@@ -3,6 +3,7 @@
 No process holds the whole model at any time.  Only rank 0 reads and broadcasts, so only its machine needs the files.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -67,19 +68,26 @@ def _absent(param: nn.Parameter, device: torch.device) -> nn.Parameter:
     return nn.Parameter(empty.expand(param.shape), requires_grad=param.requires_grad)
 
 
-def fill_buffers(model: nn.Module, stored: StoredWeights | None, device: torch.device) -> None:
-    """Load the persistent buffers; ranks that do not read allocate them.
+def fill_buffers(
+    model: nn.Module, read: Callable[[str], Tensor] | None, device: torch.device, *, everywhere: bool = False
+) -> None:
+    """Load the persistent buffers, or all on the meta device if they are there `everywhere`; without `read`, allocate.
+
+    Buffers that are one tensor stay one, which is read by its first name.
 
     Raises:
         ConfigError: a meta buffer is not persistent, so its values are unknown.
     """
     kept = model.state_dict().keys()
+    filled: dict[int, Tensor] = {}  # by identity of what they replace
     for module_name, module in model.named_modules():
         for name, buffer in module._buffers.items():
             whole = f"{module_name}.{name}".lstrip(".")
-            if buffer is not None and whole in kept:
-                values = torch.empty(buffer.shape) if stored is None else stored.read(whole)
-                module._buffers[name] = values.to(device, buffer.dtype)
+            if buffer is not None and (buffer.is_meta if everywhere else whole in kept):
+                if id(buffer) not in filled:
+                    values = torch.empty(buffer.shape) if read is None else read(whole)
+                    filled[id(buffer)] = values.to(device, buffer.dtype, copy=True)
+                module._buffers[name] = filled[id(buffer)]
             elif buffer is not None and buffer.is_meta:
                 raise ConfigError(
                     f"weights were given for a model on the meta device whose buffer '{whole}' is in no state_dict, "

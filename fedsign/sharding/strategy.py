@@ -40,6 +40,7 @@ class Operation(StrEnum):
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
+    EXCHANGE = "exchange"  # sends and receives between any ranks; no strategy plans one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

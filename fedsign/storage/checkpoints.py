@@ -187,8 +187,13 @@ def load_model(path: Path) -> Tensors:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> str:
     """Write tensors with their digest, which is returned; a full disk raises OSError, as for other writes."""
-    # Cloned, because safetensors refuses tensors that share memory, such as tied weights.
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    plain: Tensors = {}
+    storages = set()
+    for name, tensor in tensors.items():
+        one = tensor.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory, such as tied weights: cloned, unlike a whole model
+        plain[name] = one.clone() if one.untyped_storage().data_ptr() in storages else one
+        storages.add(one.untyped_storage().data_ptr())
     digest = tensors_digest(plain)
     try:
         save_file(plain, path, metadata={**(facts or {}), _DIGEST: digest})

@@ -28,18 +28,22 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedsign.errors import ResultsError, ResumeError
+from fedsign.errors import ResultsError, ResumeError, nearest
 from fedsign.storage import digests
 from fedsign.storage.disk import DISK_FULL, append_bytes, disk_errors, exclusive, remove_partials, write_text
 
 Record = dict[str, Any]
+
+RUNS = Path("runs")  # where runs are, unless `results.root` says otherwise
+SET_ASIDE = "set-aside"  # in a comparison's cell, one level below its run: runs that could not be resumed
+_DEEPEST = 5  # ./comparisons/NAME/cells/CELL/RUN
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,10 @@ class RunFolder:
     def timings(self) -> list[Record]:
         """Seconds per round: `{"round", "train_s", "evaluate_s"}`."""
         return self.records("timings.jsonl")
+
+    def findings(self) -> list[Record]:
+        """Likely mistakes in the data (round 0) and in the course of the run."""
+        return self.records("findings.jsonl")
 
     def records(self, name: str) -> list[Record]:
         """The complete records of a .jsonl file.
@@ -228,24 +236,60 @@ def changed_settings(config_toml: str) -> dict[str, tuple[Any, Any]] | None:
 
 
 def open_run(path: Path) -> RunFolder:
-    """Open an existing run by its folder or a file in it.
+    """Open a run by its folder, by a file in it, or under ./runs by NAME/RUN, by RUN, or by a NAME that has one run.
 
     Raises:
-        ResultsError: there is no run.
+        ResultsError: there is no run, or several.
     """
-    folder = path if path.is_dir() else path.parent
-    if not (folder / "config.toml").is_file():
+    is_in_it = path.is_file() or (len(path.parts) > 1 and not path.is_dir())  # such as a page that is to be written
+    given = path.parent if is_in_it else path
+    found = [given] if _is_run(given) else _named(path)
+    if len(found) > 1:
+        runs = ", ".join(map(str, found[-3:]))
+        raise ResultsError(f"{path} could be any of {len(found)} runs; give the folder of one, such as {runs}.")
+    if not found:
+        what = f"{path} is not a run: there is no config.toml in it." if path.exists() else f"there is no run {path}."
         raise ResultsError(
-            f"{path} is not a run: there is no config.toml in it. 'fedsign runs' lists the runs under ./runs; "
-            "give the folder of one."
+            f"{what}{nearest(str(path), _names())} 'fedsign runs' lists the runs under ./{RUNS}; give the name or the "
+            "folder of one."
         )
-    return RunFolder(folder)
+    return RunFolder(found[0])
+
+
+def _names() -> Iterator[str]:
+    """What runs under ./runs can be called."""
+    for config in RUNS.glob("*/*/config.toml"):
+        run = config.parent
+        yield from (run.parent.name, run.name, f"{run.parent.name}/{run.name}", str(run))
+
+
+def _named(path: Path) -> list[Path]:
+    """The runs under ./runs that a path can mean."""
+    if path.is_absolute() or ".." in path.parts or not path.name:
+        return []
+    if _is_run(exact := RUNS / path):
+        return [exact]
+    of_name, with_id = (folder.glob("*/") for folder in (exact, RUNS))
+    return sorted(filter(_is_run, [*of_name, *(each / path for each in with_id)]))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.toml").is_file()
 
 
 def find_runs(root: Path) -> list[RunFolder]:
-    """All runs under a folder, oldest first."""
-    paths = (config.parent for config in root.glob("*/*/config.toml"))
-    return [RunFolder(path) for path in sorted(paths, key=lambda path: (path.name, path))]  # names begin with the time
+    """All runs under a folder, also the cells of comparisons; oldest first."""
+    found = sorted(_runs_under(root, _DEEPEST), key=lambda path: (path.name, path))  # names begin with the time
+    return [RunFolder(path) for path in found]
+
+
+def _runs_under(folder: Path, depth: int) -> Iterator[Path]:
+    if _is_run(folder):
+        yield folder
+    elif depth:
+        for each in folder.glob("*/"):
+            if each.name != SET_ASIDE and not each.name.startswith("."):
+                yield from _runs_under(each, depth - 1)
 
 
 def read_records(path: Path, *, until: str = "") -> list[Record]:
@@ -289,12 +333,13 @@ def damaged(path: Path, error: Exception) -> ResumeError:
 
 
 def final_value(records: list[Record], key: str, *, last: int = 5) -> float | None:
-    """Mean of a metric over the last rounds; None if a value is missing.
+    """Mean of a metric over those of the last rounds that measured it, or its last value; None if one is undefined.
 
-    >>> final_value([{"accuracy": 0.5}, {"accuracy": 1.0}], "accuracy")
+    >>> final_value([{"accuracy": 0.5}, {"accuracy": 1.0}, {}], "accuracy")
     0.75
     """
-    values = [record.get(key) for record in records[-last:]]
+    values = [record[key] for record in records[-last:] if key in record]
+    values = values or [record[key] for record in records if key in record][-1:]
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
 

@@ -18,10 +18,9 @@ from flwr.serverapp import Grid
 from pydantic import Field
 
 from clients.node import STATE_KEY
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, nearest
 from fedsign.extras import require
 from fedsign.flower.shims import quiet_flower
-from fedsign.registry import nearest
 from fedsign.rules import Rule
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload

@@ -13,11 +13,14 @@ class Progress(Callback):
         """Show the run, starting at its first new round."""
         metrics = [config.metrics[0].rpartition(":")[2]] if config.metrics else []
         self._shown = [*metrics, "loss"]
+        self._values: Record = {}
         self._display = display(config.rounds, start=len(records), unit="round", first=f"run {folder.path}")
 
     def on_round(self, record: Record) -> None:
         """Advance by one round."""
-        self._display.show(record["round"], {name: record.get(name) for name in self._shown})
+        # a metric that is not measured in every round keeps its last value
+        self._values |= {name: record[name] for name in self._shown if name in record}
+        self._display.show(record["round"], {name: self._values[name] for name in self._shown if name in self._values})
 
     def on_end(self, outcome: Record) -> None:
         """Stop updating."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsign import plugins
-from fedsign.errors import ConfigError
-from fedsign.registry import nearest, resolve
+from fedsign.errors import ConfigError, nearest
+from fedsign.registry import resolve
 from simulations.comparison.request import ABLATIONS, CHOICES, Request, has_setting, is_choice, scope_of
 from simulations.comparison.space import SHARED
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from fedsign.comparison.summary import Cell, Plan, products, strategy_label
 from fedsign.config import ExperimentConfig
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, nearest
 from fedsign.metrics import is_higher_better
-from fedsign.registry import nearest
+from fedsign.report.wording import is_share
 from simulations.comparison.cells import CellValue, Configs, Search, cell_of, metric_of, search, with_searches
 from simulations.comparison.checks import check
 from simulations.comparison.request import Request, own_values
@@ -50,6 +50,10 @@ def make_plan(
         )
     if target is not None and not math.isfinite(target):
         raise ConfigError(f"the target {target} was given, but expected a finite number, such as --target 0.9.")
+    if target is not None and is_share(metric) and not 0 < target <= 1:
+        raise ConfigError(
+            f"the target {target:g} was given, but {metric} is a share, up to 1; give one, such as --target 0.9."
+        )
     plan = Plan(
         name=name,
         metric=metric,

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from fedsign.comparison import tuning_page
 from fedsign.comparison.charts import taken_text
+from fedsign.comparison.findings import finding_line
 from fedsign.comparison.folder import Comparison
 from fedsign.comparison.headline import headline
 from fedsign.comparison.summary import Entry, Summary, ToTarget, values_label
@@ -17,7 +18,7 @@ from fedsign.comparison.target import TARGET_SHARE
 from fedsign.comparison.verdict import Standings, standings
 from fedsign.intervals import Interval
 from fedsign.report.wording import byte_count, plural
-from simulations.printing import print_table
+from simulations.printing import print_table, print_text
 
 _MAX_FAILED = 3
 
@@ -41,8 +42,10 @@ def print_summary(comparison: Comparison, summary: Summary) -> None:
             console.print(f"[bold]{escape(section.condition)}[/]")
         print_table([_tuned_row(summary, section, row) for row in section.rows], wide=True)
         console.print()
-    console.print(escape(" ".join(_headline(summary))))
-    console.print(escape(" ".join(_remarks(summary, is_given=comparison.plan.target is not None))))
+    print_text(" ".join(_headline(summary)))
+    if line := finding_line(summary):
+        print_text(line)
+    print_text(" ".join(_remarks(summary, is_given=comparison.plan.target is not None)))
     for id, error in list(summary.failed.items())[:_MAX_FAILED]:
         console.print(f"failed: {escape(id)}: {escape(error)}")
     if summary.failed:
@@ -66,7 +69,8 @@ def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
 def _headline(summary: Summary) -> list[str]:
     """Return the page's headline."""
     found = headline(summary)
-    return [f"{found.best}{f', {found.value}' if found.value else ''}." if found.best else "", *found.sentences]
+    value = f": {found.value}, {found.remark}" if found.value else ""
+    return [f"{found.best}{value}." if found.best else "", *found.sentences]
 
 
 def _pooled_rows(summary: Summary, verdicts: Standings) -> list[dict[str, Any]]:
@@ -149,11 +153,12 @@ def _bytes(reached: ToTarget | None) -> str | None:
 def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
     """Yield notes on how the numbers were computed."""
     direction = "" if summary.higher_is_better else f" A small {summary.metric} is a good one."
-    remarks = [
-        f"{summary.metric}: mean ± standard deviation over seeds of the {summary.last_rounds}.{direction}",
-        "Differences are paired by seed, with individual 95 % intervals (Student's t); verdicts are tests of "
-        "all pairs of strategies, Holm-corrected (familywise error rate 5 %).",
-    ]
+    remarks = [f"{summary.metric}: mean ± standard deviation over seeds of the {summary.last_rounds}.{direction}"]
+    if len(summary.labels) > 1:
+        remarks.append(
+            "Differences are paired by seed, with individual 95 % intervals (Student's t); verdicts are tests of "
+            "all pairs of strategies, Holm-corrected (familywise error rate 5 %)."
+        )
     if any(entry.to_target for entry in summary.entries):
         origin = "" if is_given else f", which is {100 * TARGET_SHARE:g} % of what the reference ends at"
         remarks.append(

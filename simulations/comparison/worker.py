@@ -7,13 +7,12 @@ from pathlib import Path
 from fedsign import config as configs
 from fedsign.errors import ResultsError, ResumeError
 from fedsign.storage.disk import disk_errors
-from fedsign.storage.results import Record, open_run
+from fedsign.storage.results import SET_ASIDE, Record, open_run
 from fedsign.transport.connection import Connection
 from simulations import api
 from simulations.callbacks.base import Callback
 from simulations.jobs import answer_all
 
-SET_ASIDE = "set-aside"  # one level deeper than runs, so that its content is not mistaken for the cell's run
 _PATIENCE_S = 20.0  # grace period for a process that the system is still ending
 
 

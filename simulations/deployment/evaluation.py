@@ -14,6 +14,7 @@ from clients.deployment.evaluator import SiteEvaluator
 from fedsign.config import ExperimentConfig
 from fedsign.flower.evaluation import ask_sites
 from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.metrics.base import columns_due
 from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors
 from fedsign.seeding import Purpose, generator
 from fedsign.storage.results import Record
@@ -48,8 +49,7 @@ class EvaluationAtSites:
         """Evaluate the model of a round, as `simulations.evaluation.Evaluate`."""
         sites = evaluating(self.config, round)
         requests = [EvaluateRequest(round=round, partition=site, tensors=tensors) for site in sites]
-        # a metric of the user's own is configured as "module:name" and reported as "name"
-        names = ["loss", *(name.rpartition(":")[2] for name in self.config.metrics)]
+        names = ["loss", *columns_due(self.config, round)]
         answers = [_checked(answer, names, self.label) for answer in self.ask(requests)]
         replies = [answer for answer in answers if isinstance(answer, EvaluateReply)]
         failed = [answer for answer in answers if isinstance(answer, Failure)]

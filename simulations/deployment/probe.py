@@ -40,7 +40,7 @@ _FOREIGN = (
     "the certificate of {host} is not signed by this federation's CA ({why}); it is another server, or the "
     "federation was made anew: ask for a new kit."
 )
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 10.0
 HEARTBEAT_S = HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
 
 

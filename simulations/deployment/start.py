@@ -29,6 +29,7 @@ Say = Callable[[str], None]
 # -P: a module in the current folder, such as a kit, must not shadow an installed one
 _START = [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start"]
 _SLACK_S, _POLL_S = 15.0, 1.0
+_AWAY_S = 60.0  # then Flower goes on trying, which may know a way that the probe does not, such as a proxy
 UNSAFE = (
     "this federation is insecure, as was asked for with --insecure: what it sends can be read and changed on its "
     "way, and any machine may take part. For trying out only."
@@ -41,7 +42,7 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
     Raises:
         ConfigError: the certificate has expired, or a key is readable for others.
     """
-    _check_not_running(federation.server)
+    _claim(federation.server)
     check_trust(federation, say)
     state, home, key = (federation.server / name for name in ("state", "flower", "server.key"))
     gate = ["simulations.deployment.gate", str(federation.folder), "--disable-runtime-dependency-installation"]
@@ -76,7 +77,7 @@ def start_site(kit: StartupKit, say: Say, *, host: str | None = None) -> NoRetur
         ConfigError: the key is missing or readable for others.
         ServerError: the server's certificate is not signed by the federation's CA.
     """
-    _check_not_running(kit.folder)
+    _claim(kit.folder)
     host = host or kit.facts["host"]
     trust = ["--insecure"]
     if kit.trusted is None:
@@ -167,13 +168,20 @@ def _online(federation: Federation) -> set[tuple[int, str]]:
 
 
 def _greet(kit: StartupKit, say: Say, host: str) -> None:
-    """Check the server before Flower connects. Flower itself waits for a server that is not up yet."""
-    try:
-        server = probe_server(host, kit.facts["port"], authority=kit.trusted)
-    # not an error: machines boot in any order, and Flower retries by itself
-    except AwayError as error:
-        say(f"{str(error).rstrip('.')}. Trying on until it does.")
-        return
+    """Check the server before Flower connects, which would retry for ever where its certificate has expired."""
+    ends_at, is_reported = time.monotonic() + _AWAY_S, False
+    while True:
+        try:
+            server = probe_server(host, kit.facts["port"], authority=kit.trusted)
+            break
+        # not an error: machines boot in any order
+        except AwayError as error:
+            if not is_reported:
+                say(f"{str(error).rstrip('.')}. Trying on until it does.")
+            is_reported = True
+        if time.monotonic() > ends_at:
+            return
+        time.sleep(_POLL_S)
     # else an insecure federation, which has neither a certificate nor keys to check
     if server.certificate_ends is not None:
         _judge(server.certificate_ends, "the server's certificate", say)
@@ -213,9 +221,13 @@ def _check_not_running(folder: Path) -> None:
         )
 
 
-def _become(folder: Path, home: Path, command: list[str]) -> NoReturn:
-    """Replace this process by a module, recorded in the folder; `home`: Flower's home."""
-    # before exec, which keeps the process id and would drop this code
+def _claim(folder: Path) -> None:
+    """Record this process in the folder, unless one is running already. The program that it becomes keeps its id."""
+    _check_not_running(folder)
     record_this_process(folder / "pid")
+
+
+def _become(folder: Path, home: Path, command: list[str]) -> NoReturn:
+    """Replace this process by a module; `home`: Flower's home."""
     logs.keep(folder)
     os.execve(sys.executable, [sys.executable, "-P", "-m", *command], flower_environment(home))

@@ -83,7 +83,7 @@ class Target:
     def facts(self) -> dict[str, str]:
         """Return the facts that a result records about the model."""
         config = self.workload.config
-        return {"source": str(self.source), "model": config.model.name, "data": config.data.name}
+        return {"source": str(self.source), "model": config.model.name, "data": config.data_label}
 
     def vector_in(self, layout: Layout) -> Tensor:
         """Return the parameters [D] in the order of another model's layout.
@@ -198,12 +198,12 @@ def target_of(source: Source, *, model: str | None = None, overrides: Sequence[s
         raise ConfigError(
             f"--model={model} was given with {path}, which is no file of weights; a run knows its model: drop --model."
         )
-    if path.resolve() == run.path.resolve():
-        tensors = _last_model(run)
-    else:
+    if (path / "state.json").is_file():
         checkpoint = checkpoints.load(path)
         # a checkpoint has the evaluated model only where it differs, as with FedDyn
         tensors = checkpoint.evaluated or checkpoint.served
+    else:
+        tensors = _last_model(run)
     workload = Workload(_experiment(run, overrides))
     return Target(source=path, workload=workload, tensors=tensors, run=run)
 

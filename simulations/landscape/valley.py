@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, nearest
 from fedsign.former_names import current_name
 from fedsign.landscape.directions import (
     NOISES,
@@ -27,7 +27,7 @@ from fedsign.landscape.groups import mask_of
 from fedsign.landscape.landscape import Array, Landscape
 from fedsign.landscape.surfaces import surface_figures
 from fedsign.landscape.valley import asymmetry, curves, lambdas_of, sides_of, surface
-from fedsign.registry import nearest, one_of
+from fedsign.registry import one_of
 from fedsign.report.analysis import Analysis, Row
 from simulations.landscape.evaluations import evaluating
 from simulations.landscape.target import Source, Target, target_of

@@ -12,12 +12,15 @@ from simulations.printing import print_json
 def export(
     path: RunArgument,
     out: Annotated[Path, typer.Option(help="Output folder; must not exist.")],
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Write only LoRA's adapters, for `peft`; the base stays where it is.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write a run's language model as a folder for `transformers`, with adapters merged."""
+    """Write a run's language model as a folder for `transformers`, with adapters merged, or as adapters for `peft`."""
     from simulations.language.export import export as write
 
-    facts = write(path, out)
+    facts = write(path, out, adapters=adapters)
     if json:
         print_json(facts)
         return

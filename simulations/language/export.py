@@ -1,44 +1,78 @@
 """Export a run's language model as a folder for `transformers`: config.json, *.safetensors, tokenizer files.
 
-Adapters are merged into their base matrices; multipliers of a parameterization are folded into the weights.
+Adapters are merged into their base matrices, or written alone, for `peft`.  Multipliers of a parameterization are
+folded into the weights.
 """
 
 import shutil
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
+from fedsign.models.causal_lm import CausalLM
 from fedsign.models.hugging_face import network_of
-from fedsign.models.transform import plain_model
+from fedsign.models.transform import plain_model, transforms_of
 from fedsign.workload import Workload
 from simulations.api import load_run
 
+_IN_4_BITS = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)'
 _OF_TOKENIZERS = ("tokenizer*", "*tokens*.json", "chat_template.jinja", "vocab.*", "merges.txt")
 
 
-def export(run: Path, out: Path) -> dict[str, Any]:
+def export(run: Path, out: Path, *, adapters: bool = False) -> dict[str, Any]:
     """Write the evaluated model of a run's newest checkpoint into a new folder; return facts about it.
+
+    Args:
+        adapters: write only LoRA's adapters, as `peft` does.
 
     Raises:
         ResultsError: there is no such run, or it has no checkpoint yet.
-        ConfigError: the folder exists already, or `transformers` has no such architecture.
+        ConfigError: the folder exists already, `transformers` has no such architecture, or the run has no adapters
+            that are all of its training.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} is there already; name a folder that is not, or an empty one.")
     loaded = load_run(run)
     # before the folder is made: a run of images is refused here
     end_id = _end_id(loaded.config)
-    network = network_of(plain_model(loaded.model().cpu()), end_id=end_id)
-    out.mkdir(parents=True, exist_ok=True)
-    network.save_pretrained(out)
+    model = loaded.model().cpu()
+    facts = _save_adapters(model, loaded.config, out) if adapters else _save_merged(model, end_id, out)
     copied = _copy_tokenizer(loaded.config, out)
     return {
         "folder": str(out),
-        "architecture": type(network).__name__,
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        **facts,
         "tokenizer": copied or f"none: data.name={loaded.config.data.name} has no tokenizer in files",
     }
+
+
+def _save_merged(model: nn.Module, end_id: int, out: Path) -> dict[str, Any]:
+    network = network_of(plain_model(model), end_id=end_id)
+    out.mkdir(parents=True, exist_ok=True)
+    network.save_pretrained(out)
+    num = sum(parameter.numel() for parameter in network.parameters())
+    return {"architecture": type(network).__name__, "parameters": num}
+
+
+def _save_adapters(model: nn.Module, config: ExperimentConfig, out: Path) -> dict[str, Any]:
+    path = model.path if isinstance(model, CausalLM) else ""
+    if not isinstance(model, CausalLM) or not path:
+        raise ConfigError(
+            "--adapters was given, but the run's base is no pretrained model in a folder (model.name=transformers, "
+            "model.path), beside which `peft` could load them; export the merged model, without --adapters."
+        )
+    base = str(Path(path).expanduser().absolute())
+    num = sum(transform.save_adapters(model.network, base, out) for transform in transforms_of(model))
+    if not num:
+        raise ConfigError(
+            "--adapters was given, but the run has none; expected one with client.optimizer.name=lora. Export its "
+            "model without --adapters."
+        )
+    # beside a base that is not quantized, they are another model than was trained
+    in_4_bits = {"load_base_with": _IN_4_BITS} if config.client.optimizer.settings.get("quantization") == "nf4" else {}
+    return {"architecture": type(model.network).__name__, "base": base, **in_4_bits, "parameters": num}
 
 
 def _end_id(config: ExperimentConfig) -> int:

@@ -13,8 +13,9 @@ from fedsign.errors import ConfigError
 from fedsign.memory.estimate import CATEGORIES, Estimate, Work
 from fedsign.memory.methods import DEFAULT, blocks_of
 from fedsign.memory.named import named_model
-from fedsign.memory.step import Batch, next_tokens
-from fedsign.registry import one_of
+from fedsign.memory.step import EIGHT_BITS, Batch, next_tokens
+from fedsign.optim.adamw_8bit import adamw_8bit
+from fedsign.registry import one_of, resolve
 from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.wording import BYTE_UNITS, NARROW_SPACE, byte_count
 from fedsign.workload import Workload
@@ -22,6 +23,7 @@ from fedsign.workload import Workload
 DEFAULT_TOKENS = 1024
 
 _DTYPES = {"bf16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_MOMENTS = _DTYPES | {"8bit": EIGHT_BITS}
 _NAMES = {"optimizer": "optimizer"}
 
 
@@ -149,6 +151,26 @@ def chosen(option: str, name: str, expected: Any) -> Any:
     if name not in expected:
         raise ConfigError(f"{option} {name} was given.{one_of(name, expected)}.")
     return name
+
+
+def optimizer_types(config: ExperimentConfig, dtype: str) -> tuple[bool, str]:
+    """Return whether an experiment's clients keep float32 masters of what trains, and the type of the moments.
+
+    `dtype` is that of the weights.
+    """
+    low_precision = config.client.low_precision if dtype_of("--dtype", dtype).itemsize < 4 else "plain"
+    if resolve("optimizer", config.client.optimizer.name) is adamw_8bit:
+        return low_precision == "master", "8bit"
+    return low_precision == "master", dtype if low_precision == "plain" else "float32"
+
+
+def moments_of(option: str, name: str) -> torch.dtype:
+    """Return the type of moments that an option names.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    return _MOMENTS[chosen(option, name, _MOMENTS)]
 
 
 def dtype_of(option: str, name: str) -> torch.dtype:

@@ -19,6 +19,7 @@ import torch
 
 from fedsign.intervals import paired_difference as interval_of
 from fedsign.storage.results import Record, final_value
+from fedsign.transport.process import end_with
 from simulations.api import run
 from simulations.progress import display
 from simulations.recipes import kept
@@ -83,6 +84,7 @@ def on_all_cores(jobs: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
 
 
 def _begin() -> None:
+    end_with(os.getppid())  # a training would outlive a command that is killed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
     # more threads would compete for the same cores, and change the order of sums
     torch.set_num_threads(1)

@@ -2,11 +2,13 @@
 
 FOLDER/<digest>.json   a result that JSON can hold; others are computed again. The digest covers the training, its
                        arguments, and the versions of FedSign and its libraries.
+FOLDER/workspace       what trainings read, written anew when the check goes on, at the same path
 """
 
 import json
 import pickle
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +31,20 @@ def keeping(folder: Path) -> Iterator[None]:
     finally:
         _FOLDER.reset(token)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def workspace() -> Iterator[Path]:
+    """An empty folder for the data of trainings: at the same path after a stop, since digests cover paths."""
+    kept = _FOLDER.get()
+    if kept is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Path(temporary)
+        return
+    folder = kept.resolve() / "workspace"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    yield folder
 
 
 def path_of(job: Callable[[], Any]) -> Path | None:

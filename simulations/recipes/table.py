@@ -8,8 +8,7 @@ import pkgutil
 from dataclasses import replace
 from functools import cache, partial
 
-from fedsign.errors import ConfigError
-from fedsign.registry import nearest
+from fedsign.errors import ConfigError, nearest
 from simulations import recipes
 from simulations.recipes.base import Recipe
 from simulations.recipes.where import where_of

@@ -15,7 +15,7 @@ from simulations.printing import print_json
 
 app = typer.Typer(help="List the runs on disk; tag, verify, or remove them.")
 
-RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or names under ./runs.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -83,36 +83,45 @@ def tag_runs(
 
 @app.command("remove")
 def remove_runs(
-    paths: RunsArgument,
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of runs or comparisons, or their names.")
+    ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete runs, after a question."""
-    from fedsign.report.wording import NARROW_SPACE, byte_count
-    from simulations.runs.removal import removable, remove, size_of
+    """Delete runs, or comparisons with all their runs, after a question."""
+    from fedsign.report.wording import NARROW_SPACE, byte_count, plural
+    from simulations.runs.removal import removable, remove
 
-    folders = removable(paths)
+    found = removable(paths)
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigError("runs were to be deleted, but there is no terminal to ask at; add --yes.")
-        for folder in folders:
-            typer.echo(f"{folder.path}  {byte_count(size_of(folder)).replace(NARROW_SPACE, ' ')}")
-        if not typer.confirm(f"Delete {'this run' if len(folders) == 1 else f'these {len(folders)} runs'} for good?"):
+        for each in found:
+            runs = f", a comparison with {plural(each.num_runs, 'run')}" if each.is_comparison else ""
+            typer.echo(f"{each.path}  {byte_count(each.num_bytes).replace(NARROW_SPACE, ' ')}{runs}")
+        kinds = " and ".join(f"{kind}s" for kind in ("run", "comparison") if kind in {each.kind for each in found})
+        what = f"this {found[0].kind}" if len(found) == 1 else f"these {len(found)} {kinds}"
+        if not typer.confirm(f"Delete {what} for good?"):
             typer.echo("nothing was deleted.")
             raise typer.Exit(1)
-    for folder in folders:
-        remove(folder)
-        typer.echo(f"deleted {folder.path}")
+    for each in found:
+        remove(each)
+        typer.echo(f"deleted {each.path}")
 
 
 @app.command("verify")
 def verify_files(
-    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run, a comparison, or client states.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of a run, a comparison, or client states; or a name.")
+    ],
     json: JsonOption = False,
 ) -> None:
     """Check every file against its digest; nothing is changed."""
+    from fedsign.storage.results import open_run
     from simulations.verify import verify
 
-    checked = list(verify(path))
+    found = next((each for each in (path, Path("comparisons") / path) if each.exists()), None)
+    checked = list(verify(found or open_run(path).path))
     wrong = {damage: str(file) for file, damage in checked if damage}  # damage that two files reveal is reported once
     if json:
         print_json({"num_files": len(checked), "damaged": wrong})

@@ -15,11 +15,12 @@ from fedsign.config import parse_toml
 from fedsign.errors import FedSignError
 from fedsign.metrics import is_higher_better
 from fedsign.naming import data_file, run_name
-from fedsign.report.wording import setting
+from fedsign.report.wording import plural, setting
+from fedsign.sections import ResultsSection
 from fedsign.storage.disk import is_held
 from fedsign.storage.results import Record, RunFolder, changed_settings, final_value, find_runs
 from fedsign.storage.tags import read_tags
-from simulations.printing import escaped, print_wide
+from simulations.printing import columns, escaped, print_wide
 
 Row = dict[str, Any]
 _EMPTY: Row = {
@@ -37,12 +38,15 @@ _EMPTY: Row = {
     "best": None,
     "best_round": None,
     "last": None,
+    "findings": 0,
     "tags": [],
     "note": "",
 }
+_NUMBERS = ("best", "last", "findings")
 _MOST_CHANGES, _LONGEST_VALUE = 4, 24
+OF_FILES = tuple(f"results.{key}" for key in ResultsSection.model_fields)  # settings that change no result
 # settings of other columns, and those that change no result
-_NOT_SHOWN = ("name", "seed", "rounds", "metrics", "callbacks", "data.name", "strategy.name")
+_NOT_SHOWN = ("name", "seed", "rounds", "metrics", "callbacks", "data.name", "strategy.name", *OF_FILES)
 _PARTS = {"partition.name": "", "model.name": "", "engine.name": ""}  # the value says what it is
 
 
@@ -98,6 +102,7 @@ def _results(folder: RunFolder, tree: Record) -> Row:
         "best": best.get(metric),
         "best_round": best.get("round"),
         "last": final_value(records, metric),
+        "findings": len(folder.findings()),
     }
 
 
@@ -114,12 +119,14 @@ def short_changes(row: Row) -> str:
     'iid, lr=0.1'
     >>> short_changes({"file": "", "changed": {"client.lr": 0.1, "server.optimizer.lr": 1}})
     'client.lr=0.1, optimizer.lr=1'
+    >>> short_changes({"file": "", "changed": {"results.root": "elsewhere", "results.patience": 20}})
+    'patience=20'
     """
     changed = {path: value for path, value in row["changed"].items() if _is_shown(path, value, row["file"])}
     paths = [path.removesuffix(".name") for path in changed]
     texts = []
     for (path, value), key in zip(changed.items(), paths, strict=True):
-        label = _PARTS.get(path, f"{_shortest(key, paths)}=")
+        label = _PARTS.get(path, f"{shortest(key, paths)}=")
         text = _own_name(value) if path in _PARTS else setting(value).replace(", ", ",")
         texts.append(label + (text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"))
     more = [f"+{len(texts) - _MOST_CHANGES}"] if len(texts) > _MOST_CHANGES else []
@@ -131,7 +138,7 @@ def _own_name(component: object) -> str:
     return str(component or "-").rpartition(":")[2]
 
 
-def _shortest(path: str, paths: Sequence[str]) -> str:
+def shortest(path: str, paths: Sequence[str]) -> str:
     """The end of a path that is the end of no other."""
     parts = path.split(".")
     ends = (".".join(parts[start:]) for start in reversed(range(len(parts))))
@@ -140,19 +147,20 @@ def _shortest(path: str, paths: Sequence[str]) -> str:
 
 def _is_shown(path: str, value: Any, file: str) -> bool:
     is_file = path.startswith("data.") and value == file
-    return path not in _NOT_SHOWN and not path.startswith("results.") and not is_file
+    return path not in _NOT_SHOWN and not is_file
 
 
 def print_rows(found: Sequence[Row]) -> None:
-    """Print a table; where the terminal is too narrow for it, two lines a run."""
+    """Print a table; where it does not fit, three lines a run."""
     cells = [_cells(row) for row in found]
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in cells[0]:
-        table.add_column(column, no_wrap=True, justify="right" if column in ("best", "last") else "left")
+        table.add_column(column, no_wrap=True, justify="right" if column in _NUMBERS else "left")
     for each in cells:
         table.add_row(*map(escaped, each.values()))
     console = Console(soft_wrap=True, highlight=False)
-    if not console.is_terminal or _width(cells) <= console.width:
+    available = columns()
+    if available is None or _width(cells) <= available:
         print_wide(table)
     else:
         for each in cells:
@@ -171,6 +179,7 @@ def _cells(row: Row) -> dict[str, str]:
         "metric": _plain(row["metric"] or "-"),
         "best": _number(row["best"]),
         "last": _number(row["last"]),
+        "findings": str(row["findings"] or "-"),
         "tags": " ".join(row["tags"]) or "-",
     }
 
@@ -186,7 +195,8 @@ def _block(cells: Mapping[str, str]) -> Iterator[str]:
     changed = "" if cells["changed"] == "-" else f": {cells['changed']}"
     yield f"  {cells['data']}, {cells['strategy']}{changed}"
     metric = "" if cells["metric"] == "-" else f", {cells['metric']} {cells['last']}, best {cells['best']}"
-    yield f"  {cells['status']} {cells['rounds']}{metric}"
+    findings = "" if cells["findings"] == "-" else f", {plural(int(cells['findings']), 'finding')}"
+    yield f"  {cells['status']} {cells['rounds']}{metric}{findings}"
 
 
 def _number(value: float | None) -> str:

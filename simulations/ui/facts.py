@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsign.metrics import is_higher_better
+from fedsign.naming import data_label
 from fedsign.report.summary import LAST
 from simulations.ui.files import Folder, Record, Records, SkippedError, listed, number, text_of
 
-COMPUTED = frozenset({"status", "started", "metric", "tags", "note", "error"})
+COMPUTED = frozenset({"data", "status", "started", "metric", "tags", "note", "error"})
 """Keys that are neither settings nor numbers of the records; nor are those that begin with a prefix below."""
 
 PREFIXES = ("last.", "best.", "done.")
 
+_READ = ("rounds", "timings", "findings")
 _MOST_KEYS = 500
 _LONGEST_KEY = 100
 
@@ -37,6 +39,7 @@ def run_facts(folder: Folder, before: Mapping[str, Any], *, is_running: bool) ->
     config, _ = folder.config()
     notes: list[str] = []
     values: dict[str, float | str] = dict(settings(config))
+    values["data"] = text_of(data_label(config))
     metrics = [text_of(each).rpartition(":")[2] for each in listed(config, "metrics")]
     values["metric"] = metrics[0] if metrics else "loss"
     state = _summed(folder, before, [*metrics, "loss"], notes)
@@ -86,13 +89,11 @@ def _summed(folder: Folder, before: Mapping[str, Any], metrics: list[str], notes
     """Sums, best, and last values of the records, added to those of an earlier reading."""
     better = [(key, max if is_higher_better(key) else min) for key in metrics]
     for start in (before, {}):  # from the beginning if the files do not continue what was read
-        places = {name: tuple(start.get(name, (0, ""))) for name in ("rounds", "timings")}
-        sums = dict(start.get("sums") or {"rounds": 0, "bytes": 0, "seconds": 0, "failures": 0})
+        files = {name: Records(folder, f"{name}.jsonl", *start.get(name, (0, ""))) for name in _READ}
+        sums = {"rounds": 0, "bytes": 0, "seconds": 0, "failures": 0, "findings": 0} | start.get("sums", {})
         best = dict(start.get("best", {}))
         last: deque[Record] = deque(start.get("last", ()), maxlen=LAST)
-        rounds = Records(folder, "rounds.jsonl", *places["rounds"])
-        timings = Records(folder, "timings.jsonl", *places["timings"])
-        for record in rounds:
+        for record in files["rounds"]:
             last.append(record)
             sums["rounds"] += 1
             for key in ("bytes_down", "bytes_up"):
@@ -101,13 +102,15 @@ def _summed(folder: Folder, before: Mapping[str, Any], metrics: list[str], notes
             for key, choose in better:
                 if (value := number(record.get(key))) is not None:
                     best[key] = choose(best.get(key, value), value)
-        for record in timings:
+        for record in files["timings"]:
             sums["seconds"] += seconds(record)
-        if not start or not (_is_cut(rounds) or _is_cut(timings) or rounds.problem or timings.problem):
+        for _ in files["findings"]:
+            sums["findings"] += 1
+        if not start or not any(_is_cut(each) or each.problem for each in files.values()):
             break
-    notes += filter(None, (rounds.problem, timings.problem))
+    notes += [each.problem for each in files.values() if each.problem]
     state = {"sums": sums, "best": best, "last": [*map(_numbers, last)]}
-    return state | {"rounds": (rounds.offset, rounds.chain), "timings": (timings.offset, timings.chain)}
+    return state | {name: (each.offset, each.chain) for name, each in files.items()}
 
 
 def _numbers(record: Record) -> dict[str, float]:

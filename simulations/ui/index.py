@@ -21,7 +21,9 @@ from simulations.ui.facts import Facts, comparison_facts, run_facts
 from simulations.ui.files import Folder, SkippedError
 
 RUN, COMPARISON = "run", "comparison"
-_WATCHED = ("config.toml", "rounds.jsonl", "timings.jsonl", "outcome.json", "tags.json", "comparison.json", "lock")
+_RECORDS = ("rounds.jsonl", "timings.jsonl", "findings.jsonl")
+_WATCHED = ("config.toml", *_RECORDS, "outcome.json", "tags.json", "comparison.json", "lock")
+_FACTS = b"2"  # changes with the keys that are kept of a run
 _DEEPEST = 6  # comparisons/<name>/cells/<cell>/<run>
 _REST_S = 1.0  # between two looks at the folders, and at least ten times as long as a look takes
 _SCHEMA = """
@@ -74,7 +76,8 @@ class Index:
     def __init__(self, roots: Sequence[Path], cache: Path) -> None:
         self.roots = [root.resolve() for root in roots]
         self.progress = Progress()
-        self._file = cache / f"index-{digest_of(*(os.fsencode(root) for root in self.roots))[:16]}.sqlite"
+        of = digest_of(_FACTS, *(os.fsencode(root) for root in self.roots))
+        self._file = cache / f"index-{of[:16]}.sqlite"
         self._wake, self._looked_at, self._took_s = threading.Event(), 0.0, 0.0
         self._prepare()
 

@@ -4,21 +4,23 @@ import json
 import re
 import shlex
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsign.errors import ConfigError
-from fedsign.registry import nearest
+from fedsign.errors import ConfigError, nearest
+from simulations.runs.listing import OF_FILES, shortest
 from simulations.ui.facts import COMPUTED, PREFIXES
 from simulations.ui.index import RUN
 
-COLUMNS = ("strategy.name", "data.name", "status", "done.rounds")
+COLUMNS = ("strategy.name", "data", "status", "done.rounds", "done.findings")
 """Columns shown for every run, followed by those of its metric."""
 
 _TERM = re.compile(r"([^=<>!~]+)(<=|>=|!=|=|<|>|~)(.*)", re.DOTALL)
-_HIDDEN = ("results.", "digest")  # settings that say nothing about what a run computes
+_HIDDEN = (*OF_FILES, "digest")  # settings that say nothing about what a run computes
 _NO_LABEL = {"name", "callbacks", "strategy.name"}
+_FEW = 3  # settings in a label, unless it takes more to tell runs apart
+_LONGEST = 24  # characters of a value in a label
 _MOST_ROWS = 500
 
 Row = dict[str, Any]
@@ -71,6 +73,9 @@ class Listing:
         shown = [*dict.fromkeys(map(self.key, columns or self.default_columns()))] if kind == RUN else ["metric"]
         wanted = [*shown, "metric", "tags", "note", "strategies", "cells", "seeds", *COLUMNS, "rounds"]
         facts = self.facts([row["id"] for row in found], wanted)
+        if kind != RUN:
+            for id, each in facts.items():
+                each["done.findings"] = self._findings_below(id)
         return {
             "count": count,
             "columns": shown,
@@ -78,6 +83,14 @@ class Listing:
             "descending": descending,
             "rows": [_row(row, facts[row["id"]]) for row in found],
         }
+
+    def _findings_below(self, parent: str) -> float:
+        """The findings of a comparison's cells."""
+        row = self._connection.execute(
+            "SELECT total(f.number) FROM facts f JOIN entries e ON e.id = f.entry WHERE e.parent = ? AND f.key = ?",
+            (parent, self._keys.get("done.findings", -1)),
+        ).fetchone()
+        return float(row[0])
 
     def conditions(self, text: str) -> list[Condition]:
         """The conditions of a filter; words without an operator are looked for in names, tags, notes, and strategies.
@@ -95,7 +108,9 @@ class Listing:
         match = _TERM.fullmatch(word)
         if match is None:
             like = f"%{word}%"
-            keys = [self._keys.get(key, -1) for key in ("tags", "note", "strategy.name", "data.name", "strategies")]
+            keys = [
+                self._keys.get(key, -1) for key in ("tags", "note", "strategy.name", "data", "data.name", "strategies")
+            ]
             marks = ", ".join("?" * len(keys))
             facts = f"SELECT 1 FROM facts f WHERE f.entry = e.id AND f.key IN ({marks}) AND f.text LIKE ?"
             return Condition(f"(e.name LIKE ? OR EXISTS ({facts}))", (like, *keys, like))
@@ -119,7 +134,7 @@ class Listing:
         return Condition(_exists(f"f.number {operator} ?"), (key, limit))
 
     def key(self, name: str) -> str:
-        """A key by its name, its last value, or the end of its path.
+        """A key by its name, its last value or sum, or the end of its path.
 
         Raises:
             ConfigError: there is none, or several.
@@ -127,8 +142,9 @@ class Listing:
         name = name.strip()
         if name in self._keys or name in COMPUTED or name in COLUMNS or not self._keys:
             return name
-        if f"last.{name}" in self._keys:
-            return f"last.{name}"
+        for prefix in ("last.", "done."):
+            if f"{prefix}{name}" in self._keys:
+                return f"{prefix}{name}"
         ends = [key for key in self._keys if key.endswith(f".{name}") and not key.startswith(PREFIXES)]
         if len(ends) == 1:
             return ends[0]
@@ -145,13 +161,15 @@ class Listing:
         metrics = [key for key in (f"last.{row[0]}", f"best.{row[0]}") if key in self._keys] if row else []
         return [*COLUMNS, *metrics]
 
-    def keys(self) -> list[Row]:
-        """All keys, those first in which runs differ."""
+    def keys(self, ids: Sequence[str] = ()) -> list[Row]:
+        """All keys, or those of some entries; those first in which runs differ."""
+        only = f"WHERE f.entry IN ({', '.join('?' * len(ids))})" if ids else ""
         found = self._connection.execute(
-            "SELECT k.name, count(DISTINCT coalesce(f.text, f.number)) AS num, count(f.number) > 0 AS is_number "
-            "FROM keys k JOIN facts f ON f.key = k.key GROUP BY k.key"
+            "SELECT k.name, count(DISTINCT coalesce(f.text, f.number)) AS 'values', count(*) AS entries, "
+            f"count(f.number) > 0 AS is_number FROM keys k JOIN facts f ON f.key = k.key {only} GROUP BY k.key",
+            ids,
         ).fetchall()
-        rows = [{"name": row["name"], "values": row["num"], "is_number": bool(row["is_number"])} for row in found]
+        rows = [{**row, "is_number": bool(row["is_number"])} for row in found]
         return sorted(rows, key=lambda row: (row["values"] < 2, row["name"].startswith(_HIDDEN), row["name"]))
 
     def facts(self, ids: Sequence[str], names: Iterable[str] | None = None) -> dict[str, dict[str, float | str]]:
@@ -175,21 +193,35 @@ class Listing:
         return {key: values for key, values in table.items() if len({*map(str, values)}) > 1}
 
     def labels(self, ids: Sequence[str]) -> list[str]:
-        """Short names that tell runs apart: the strategy, and up to three settings in which they differ."""
+        """Short names that tell runs apart: the strategy, and some of the settings in which they differ.
+
+        Runs of equal settings have their folder's name, too.
+        """
         facts, differing = self.facts(ids, ["strategy.name"]), self.differences(ids)
-        tails = sorted(differing.keys() - _NO_LABEL, key=lambda key: (key != "seed", key.startswith("strategy."), key))[
-            :3
+        keys = sorted(differing.keys() - _NO_LABEL, key=lambda key: (key != "seed", key.startswith("strategy."), key))
+        paths = [key.removesuffix(".name") for key in keys]
+        parts = {
+            key: ["" if value is None else f"{shortest(path, paths)} {_plain(value)}" for value in differing[key]]
+            for key, path in zip(keys, paths, strict=True)
+        }
+        first = [str(facts[id].get("strategy.name", "?")) for id in ids]
+        needed = _telling(first, parts)
+        chosen = [*needed, *(key for key in keys if key not in needed)][: max(_FEW, len(needed))]
+        shown = [parts[key] for key in keys if key in chosen]
+        labels = [" · ".join(filter(None, each)) for each in zip(first, *shown, strict=True)]
+        names = map(self._name, ids)
+        labels = [
+            f"{label} · {name}" if labels.count(label) > 1 else label for label, name in zip(labels, names, strict=True)
         ]
-        labels = []
-        for place, id in enumerate(ids):
-            values = ((key.rpartition(".")[2], differing[key][place]) for key in tails)
-            parts = [f"{tail} {_plain(value)}" for tail, value in values if value is not None]
-            labels.append(" · ".join([str(facts[id].get("strategy.name", "?")), *parts]))
         doubled = {label for label in labels if labels.count(label) > 1}
         return [
             f"{label} ({labels[:place].count(label) + 1})" if label in doubled else label
             for place, label in enumerate(labels)
         ]
+
+    def _name(self, id: str) -> str:
+        row = self._connection.execute("SELECT name FROM entries WHERE id = ?", (id,)).fetchone()
+        return str(row["name"]).rpartition("/")[2] if row else "?"  # removed a moment ago
 
 
 def is_setting(key: str) -> bool:
@@ -206,5 +238,18 @@ def _row(row: sqlite3.Row, facts: dict[str, float | str]) -> Row:
     return {"id": row["id"], "name": row["name"], "parent": row["parent"], "notes": notes, "facts": facts}
 
 
+def _telling(first: Sequence[str], parts: Mapping[str, Sequence[str]]) -> list[str]:
+    """Keys whose values tell runs apart that what comes before does not."""
+    known: list[tuple[str, ...]] = [(each,) for each in first]
+    keys = []
+    for key, values in parts.items():
+        told = [(*each, value) for each, value in zip(known, values, strict=True)]
+        if len({*told}) > len({*known}):
+            keys.append(key)
+            known = told
+    return keys
+
+
 def _plain(value: float | str) -> str:
-    return f"{value:g}" if isinstance(value, float) else value
+    text = f"{value:g}" if isinstance(value, float) else value
+    return text if len(text) <= _LONGEST else f"…{text[1 - _LONGEST :]}"  # paths differ at their ends

@@ -116,11 +116,12 @@ class Server:
         return f"{progress['version']} {progress['done']} {progress['is_building']}", body
 
     def keys(self, request: Request) -> tuple[str, Callable[[], Any]]:
-        """All settings and metrics."""
+        """All settings and metrics, or those of some runs."""
+        ids = [row["id"] for _, row in self._entries(request)]
 
         def body() -> Any:
             with self.index.connect() as connection:
-                return Listing(connection).keys()
+                return Listing(connection).keys(ids)
 
         return str(self.index.progress.version), body
 

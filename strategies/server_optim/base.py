@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from fedsign.numerics import widened
 from fedsign.records import Tensors
 
 
@@ -31,16 +32,16 @@ class ServerOptimizer:
         raise NotImplementedError
 
     def step(self, served: Mapping[str, Tensor], proposal: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
-        """The next values of the named parameters, computed in at least float32 and returned in their own dtype."""
+        """The next values of the named parameters, in at least float32."""
         stepped = {}
         for name in names:
             # moments of small pseudo-gradients would underflow in half precision
-            before = served[name].to(torch.promote_types(served[name].dtype, torch.float32))
+            before = served[name].to(widened(served[name].dtype))
             if name not in self._memory:
                 # the paper requires v_{-1} >= tau^2
                 starts = {slot: self.initial if slot == "second_moment" else 0.0 for slot in self.slots}
                 self._memory[name] = {slot: torch.full_like(before, start) for slot, start in starts.items()}
-            stepped[name] = (before + self.update(before - proposal[name], self._memory[name])).to(served[name].dtype)
+            stepped[name] = before + self.update(before - proposal[name], self._memory[name])
         return stepped
 
     def state_dict(self) -> Tensors:

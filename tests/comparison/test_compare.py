@@ -415,6 +415,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
         ({"seeds": "5"}, "seeds='5' was given"),
         ({"seeds": [0, 1.5]}, "seeds=[0, 1.5] was given"),
         ({"seeds": 99_999_999_999}, "99999999999 seeds were given, but expected 10000 at most"),
+        ({"target": 97}, "the target 97 was given, but accuracy is a share, up to 1; give one"),
         ({"target": "x"}, "target='x' was given, but expected a number"),
         ({"validation_fraction": "a"}, "validation_fraction='a' was given, but expected a number"),
         ({"workers": 1.5}, "workers=1.5 was given, but expected a whole number"),

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedsign.comparison.folder import Comparison
+from fedsign.comparison.folder import Comparison, load_comparison
 from fedsign.comparison.over_seeds import curves, distinct, summarize
+from fedsign.comparison.report import render
 from fedsign.comparison.summary import (
     Cell,
     CellResult,
@@ -24,7 +25,9 @@ from fedsign.comparison.summary import (
     strategy_label,
     values_label,
 )
+from fedsign.errors import ResultsError
 from fedsign.intervals import mean_and_std, paired_difference
+from fedsign.report.wording import NARROW_SPACE
 from simulations.comparison.table import as_json, print_summary
 from simulations.recipes.algorithms.tables import best_in, means
 from simulations.recipes.cells import paired_difference as recipe_difference
@@ -313,14 +316,89 @@ def test_a_folder_says_what_failed_and_what_is_pending(on_disk: Comparison) -> N
     assert json.loads(json.dumps(as_json(on_disk, summary)))["failed"] == dict(on_disk.failures)
 
 
-def test_the_terminal_says_of_how_many_seeds_a_mean_is(on_disk: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_entry_has_the_settings_that_its_strategy_was_run_with(on_disk: Comparison) -> None:
+    for text, read in (('[strategy]\nname = "fedavg"\nweighting = "examples"\n', {"weighting": "examples"}), ("[", {})):
+        for config in on_disk.cells.glob("fedavg*/*/config.toml"):
+            config.write_text(text, encoding="utf-8")
+        assert [entry.settings for entry in on_disk.summary().entries] == [read, {}]
+
+
+def test_a_strategy_alone_is_a_sentence_in_the_terminal_without_differences(
+    on_disk: Comparison, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    summary = on_disk.summary()
+    print_summary(on_disk, replace(summary, entries=summary.entries[:1]))
+    said = " ".join(capsys.readouterr().out.replace(NARROW_SPACE, " ").split())
+    assert "FedAvg: 30.00 %, test accuracy, mean of 3 seeds." in said and "paired by seed" not in said
+
+
+def test_the_terminal_says_of_how_many_seeds_a_mean_is(
+    on_disk: Comparison, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """0.15 = (0.1 + 0.2) / 2; of FedSign one seed finished and one failed, so that 1 of 2 has
     reached the target: in round 1, the other in none that could be seen to stay, after round 2."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # xdist sets it
     print_summary(on_disk, on_disk.summary())
     said = " ".join(capsys.readouterr().out.split())
     assert "FedSign 0.1500 (1 of 3 seeds)" in said and "> 1.5 (1 of 2)" in said
     assert "all replies were refused [NaN]." in said and "1 cell failed; --retry-failed runs it again." in said
     assert "1 of 6 cells is pending." in said and "mean of the last 3 rounds" in said
+
+
+def test_the_findings_of_the_cells_are_on_the_page_below_the_table_and_in_the_json(
+    on_disk: Comparison, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two findings about the data in all four runs, once each, and one about one run."""
+    cells = on_disk.plan.cells[:4]
+    about = {"round": 0, "source": "data", "rule": "feature-scales", "message": "far <apart>", "remedy": "normalize"}
+    rising = {"round": 7, "source": "run", "rule": "loss-rising", "message": "it rises", "remedy": "stop"}
+    for cell, findings in [*((cell, [about]) for cell in cells), (cells[3], [rising])]:
+        for finding in findings:
+            run = on_disk.run_of(cell)
+            assert run is not None
+            run.append("findings.jsonl", finding)
+    summary = on_disk.summary()
+    page = render(summary)
+    assert "<b>FedAvg, seeds 0, 1, 2; FedSign, seed 0, data</b><span>far &lt;apart&gt;; normalize.</span>" in page
+    assert "<b>FedSign, seed 0, round 7</b><span>it rises; stop.</span>" in page
+    assert "5 findings" in on_disk._repr_html_()
+    print_summary(on_disk, summary)
+    line = "Findings in 4 of 6 runs: feature-scales (4), loss-rising (1); the page has them."
+    assert line in capsys.readouterr().out.splitlines()
+    assert as_json(on_disk, summary)["entries"][1]["findings"] == ((0, about), (0, rising))
+
+
+def test_a_comparison_without_findings_does_not_mention_them(
+    on_disk: Comparison, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_summary(on_disk, on_disk.summary())
+    assert "Findings" not in render(on_disk.summary()) + on_disk._repr_html_() + capsys.readouterr().out
+
+
+def test_the_table_fits_a_narrow_terminal(
+    on_disk: Comparison, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_summary(on_disk, on_disk.summary())
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and not any("failed: " in line for line in lines[:10])
+    at = lines.index("FedSign")
+    assert [line.split("  ")[1] for line in lines[at + 1 : at + 4]] == ["accuracy", "difference from FedAvg", "wins"]
+    monkeypatch.setenv("COLUMNS", "200")
+    print_summary(on_disk, on_disk.summary())
+    assert capsys.readouterr().out.splitlines()[1].startswith("strategy  accuracy")
+
+
+def test_a_comparison_is_found_by_its_name(on_disk: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = on_disk.path.parent / "comparisons" / "mine"
+    named.parent.mkdir()
+    on_disk.path.rename(named)
+    monkeypatch.chdir(on_disk.path.parent)
+    for name in ("mine", "comparisons/mine", named, named / "comparison.json"):
+        assert load_comparison(name).path.samefile(named)
+    with pytest.raises(ResultsError, match="is not a comparison"):
+        load_comparison("other")
 
 
 def test_a_frame_has_a_row_for_each_condition_and_strategy(on_disk: Comparison) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedsign.comparison import charts
-from fedsign.comparison.headline import headline
+from fedsign.comparison.headline import described, headline
 from fedsign.comparison.labels import short_label
 from fedsign.comparison.latex import details_table
 from fedsign.comparison.report import render, render_card, write_comparison
@@ -161,6 +161,26 @@ def test_the_headline_is_the_paired_difference(tmp_path: Path) -> None:
 def test_a_strategy_alone_is_neither_best_nor_untold(tmp_path: Path) -> None:
     found = headline(a_comparison(tmp_path, strategies=["fedavg"], seeds=3))
     assert found.best == "FedAvg" and found.value and not found.sentences
+    assert found.remark == "test accuracy, mean of 3 seeds"
+    assert headline(a_summary(tmp_path, first=(0.9,))).remark == "test accuracy, one seed"
+
+
+def test_the_settings_of_each_strategy_are_on_the_page_once(tmp_path: Path) -> None:
+    conditions = ({"partition.alpha": 1.0}, {"strategy.alpha": 0.01})
+    summary = a_comparison(tmp_path, strategies=["fedavg", "feddyn"], seeds=2)
+    settings: dict[tuple[str, int], dict[str, Any]] = {
+        ("feddyn", 0): {"alpha": 0.1, "weights": [], "weighting": "uniform"},
+        ("feddyn", 1): {"alpha": 0.01, "weights": [], "weighting": "uniform"},
+    }
+    entries = [
+        replace(entry, condition=condition, settings=settings.get((entry.strategy, at), {}))
+        for at, condition in enumerate(conditions)
+        for entry in summary.entries
+    ]
+    page = words(render(replace(summary, conditions=conditions, entries=tuple(entries))))
+    said = "Settings of the strategies FedDyn alpha 0.1 or 0.01, weighting uniform Configuration of the base experiment"
+    assert page.count(said) == 1
+    assert "Settings of the strategies" not in words(render(summary))
 
 
 def test_what_the_test_does_not_show_is_not_told(tmp_path: Path) -> None:
@@ -191,6 +211,30 @@ def test_a_reference_that_is_best_is_compared_with_the_next(tmp_path: Path) -> N
     said = " ".join(headline(summary).sentences)
     assert "First, the reference, has the best mean; Second comes next: 9.97 points below First" in said
     assert "better in 0 of 3 seeds. First is shown to be better than Second and Third." in said
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ((0.9, 0.91, 0.92), "Second and the reference, First, tie for the best mean, equal in all 3 seeds."),
+        # +0.01, -0.01, and 0 points: 0 +- 4.302653 * 0.01 / sqrt(3)
+        (
+            (0.9001, 0.9099, 0.92),
+            "tie for the best mean (95 % interval of the paired difference: −0.02 to +0.02), better in 1 of 3 seeds.",
+        ),
+        ((0.89, 0.91, 0.92), "First, the reference, has the best mean; Second comes next: 0.33 points below First"),
+    ],
+)
+def test_equal_means_are_a_tie(second: tuple[float, ...], said: str, tmp_path: Path) -> None:
+    summary = a_summary(tmp_path, first=(0.9, 0.91, 0.92), second=second)
+    assert said in " ".join(headline(summary).sentences).replace(NARROW_SPACE, " ")
+    assert ("tie for the best mean, 91.00" in described(summary, {}).sentences[0]) == ("tie" in said)
+
+
+def test_a_tie_of_several_names_all(tmp_path: Path) -> None:
+    same = (0.9, 0.91, 0.92)
+    summary = a_summary(tmp_path, first=same, second=same, third=same, fourth=(0.8, 0.81, 0.82))
+    assert headline(summary).sentences[0] == "Second, Third and the reference, First, tie for the best mean."
 
 
 def test_one_seed_claims_no_certainty(tmp_path: Path) -> None:

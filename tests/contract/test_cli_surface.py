@@ -5,10 +5,13 @@ python -m tests.contract.test_cli_surface --write
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import pytest
 import typer
+from typer.testing import CliRunner
 
 GOLDEN = Path(__file__).with_name("cli_surface.txt")
 
@@ -51,6 +54,30 @@ def _silent(command: click.Command, path: str) -> list[str]:
     for name, below in getattr(command, "commands", {}).items():
         found += _silent(below, f"{path} {name}")
     return found
+
+
+def test_help_prints_every_letter_of_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a name in brackets, which Rich would take for markup."""
+    from simulations.cli import app
+
+    monkeypatch.setenv("COLUMNS", "400")
+    for path, texts in _texts(typer.main.get_command(app), []):
+        page = _letters(CliRunner().invoke(app, [*path, "--help"]).stdout)
+        missing = [text for text in texts if _letters(text) not in page]
+        assert not missing, (path, missing)
+
+
+def _texts(command: click.Command, path: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Each command with the texts of its options, and the first sentences of the commands below."""
+    below = {name: each for name, each in getattr(command, "commands", {}).items() if not each.hidden}
+    first = [each.get_short_help_str(400) for each in below.values()]
+    yield path, [*(getattr(each, "help", None) or "" for each in command.params), *first]
+    for name, each in below.items():
+        yield from _texts(each, [*path, name])
+
+
+def _letters(text: str) -> str:
+    return "".join(letter for letter in text if not letter.isspace() and letter not in "│╭╮╰╯─`")
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -90,3 +90,16 @@ def test_comments_do_not_change_a_configuration(strategy: str) -> None:
     assert "lr = 0.05  # clients' learning rate, η" in text.splitlines()
     keys = [line for line in text.splitlines() if " = " in line]
     assert sum("  # " in line for line in keys) == len(keys)
+
+
+def test_settings_without_a_default_are_commented_out() -> None:
+    config = from_dict({"data": {"name": "csv", "path": "x.csv", "target": "y"}, "partition": {"name": "iid"}})
+    text = commented(config)
+    assert from_toml(text) == config
+    section = text[text.index("[data]") : text.index("[partition]")].splitlines()
+    (line,) = [line for line in section if line.startswith("# owner =")]
+    assert line.endswith("; text, none by default")
+    (given,) = [
+        line for line in commented(from_toml(text.replace("# owner =", 'owner = "z"'))).splitlines() if "owner" in line
+    ]
+    assert given.startswith('owner = "z"  # ')

@@ -30,7 +30,7 @@ from clients.node import EXPERIMENT_KEY, STATE_KEY
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.capabilities import absent
-from fedsign.config import ExperimentConfig, from_dict
+from fedsign.config import ExperimentConfig, from_dict, merged
 from fedsign.errors import ConfigError, ResultsError, RoundError
 from fedsign.flower import foreign, wire
 from fedsign.flower.array import TensorArray, to_tensors
@@ -925,9 +925,11 @@ def test_a_model_in_bfloat16_travels_as_such_and_a_foreign_strategy_sees_it_wide
     (tmp_path / f"narrow_{strategy}.py").write_text(NARROW, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    done = run({**tree(tmp_path, strategy), "model": {"name": f"narrow_{strategy}:narrow"}, "rounds": 2})
     num_parameters = 64 * 8 + 8 + 8 * 10 + 10
-    for line in done.rounds:
-        assert line["bytes_up"] == 2 * num_parameters * line["num_replies"] and not line["failures"]
-    assert {tensor.dtype for tensor in done.model().state_dict().values()} == {torch.bfloat16}
-    assert done.rounds[-1]["loss"] != done.rounds[0]["loss"]
+    for low_precision, num_bytes in (("stochastic", 2), ("master", 4)):
+        experiment = tree(tmp_path, strategy, model={"name": f"narrow_{strategy}:narrow"}, rounds=2)
+        done = run(merged(experiment, {"client": {"low_precision": low_precision}}))
+        for line in done.rounds:
+            assert line["bytes_up"] == num_bytes * num_parameters * line["num_replies"] and not line["failures"]
+        assert {tensor.dtype for tensor in done.model().state_dict().values()} == {torch.bfloat16}
+        assert done.rounds[-1]["loss"] != done.rounds[0]["loss"]

@@ -331,24 +331,34 @@ def secured(
     return in_threads(to_accept, to_connect)
 
 
-def relayed(one: socket.socket, other: socket.socket) -> bytearray:
-    """What passes between two sockets, until one end is closed."""
+@contextmanager
+def relayed(one: socket.socket, other: socket.socket) -> Iterator[bytearray]:
+    """What passes between two sockets, whose other ends must be closed before the context ends."""
     seen = bytearray()
 
     def pump(source: socket.socket, target: socket.socket) -> None:
-        while part := source.recv(2**16):
-            seen.extend(part)
-            target.sendall(part)
+        with suppress(ConnectionError):  # closed before it read everything
+            while part := source.recv(2**16):
+                seen.extend(part)
+                target.sendall(part)
 
-    for source, target in ((one, other), (other, one)):
-        threading.Thread(target=pump, args=(source, target), daemon=True).start()
-    return seen
+    threads = [threading.Thread(target=pump, args=pair) for pair in ((one, other), (other, one))]
+    for thread in threads:
+        thread.start()
+    yield seen
+    for thread in threads:
+        thread.join()
 
 
 def test_over_tls_nobody_between_the_ends_reads_what_they_say() -> None:
     (one, tapped), (tap, other) = sockets("unix"), sockets("unix")
-    with tapped, tap, closing(Connection(one)) as listening, closing(Connection(other)) as connecting:
-        seen = relayed(tapped, tap)
+    with (
+        tapped,
+        tap,
+        relayed(tapped, tap) as seen,
+        closing(Connection(one)) as listening,
+        closing(Connection(other)) as connecting,
+    ):
         accepting, connected = secured(listening, connecting)
         assert accepting.exception() is None and connected.result() is True
         listening.send({"config": "the-experiment"})

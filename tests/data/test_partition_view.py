@@ -60,6 +60,14 @@ def test_a_regression_shows_sizes_and_what_a_users_own_partition_left_out() -> N
     assert "label skew" not in said and "classes per client" not in said
 
 
+@pytest.mark.needs("tables")
+def test_data_of_a_file_are_called_after_it(tmp_path: Path) -> None:
+    (tmp_path / "wine.csv").write_text("x,target\n" + "".join(f"{n}.5,{n % 2}\n" for n in range(20)))
+    tree = {"data": {"name": "csv", "path": str(tmp_path / "wine.csv")}, "partition": {"name": "iid", "num_clients": 2}}
+    config = from_dict(tree | {"server": {"cohort_size": 1}})
+    assert partition_view.describe(Workload(config))["data"] == "wine.csv"
+
+
 def test_the_record_of_a_run_says_what_was_moved_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     """Digits among 100 clients: minimum 4 of 14 on average, which no draw gives."""
     work = Workload(from_dict({"partition": {"num_clients": 100}}))

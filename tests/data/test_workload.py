@@ -1,17 +1,21 @@
 """User-defined data sets and partitions: what cannot be trained on is refused with one sentence."""
 
+import gc
 import threading
+import weakref
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.errors import ConfigError, DataError
+from fedsign.models.transform import Transform, attach
 from fedsign.numerics import device_of
 from fedsign.records import roles_of
 from fedsign.tasks.classification import Classification
@@ -49,6 +53,10 @@ def test_a_good_data_set_is_taken_as_it_is() -> None:
         ),
         (dataset(samples(features=torch.zeros(4, 3, dtype=torch.uint8))), "torch.uint8; expected float32"),
         (dataset(samples(features=torch.tensor([[1.0], [2.0], [torch.nan], [3.0]]))), "training features that are NaN"),
+        (
+            replace(dataset(replace(samples(2), targets=torch.tensor([0.0, torch.nan]))), class_names=()),
+            "training targets that are NaN",
+        ),
         (dataset(test=samples(features=torch.full((4, 3), torch.inf))), "test features that are NaN or infinite"),
         (
             dataset(test=samples(features=torch.zeros(4, 2))),
@@ -166,9 +174,16 @@ def test_a_task_without_a_loss_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (REAL, r"task=classification was given, but data.name=.*line has real targets; use task=regression"),
+        (
+            REAL,
+            r"task=classification was given, but data.name=.*line has real targets; use task=regression \(--set "
+            r"""task=regression --set 'metrics=\["rmse"\]'\), or other data""",
+        ),
         ({**REAL, "task": "regression"}, r"for which 'accuracy' says nothing; use one of rmse, or none"),
-        ({"task": "regression"}, r"task=regression was given, but data.name=digits has class labels"),
+        (
+            {"task": "regression"},
+            r"task=regression was given, but data.name=digits has class labels; use task=classification, or other",
+        ),
         ({"metrics": ["accuracy", "rmse"]}, r"'rmse' says nothing; use one of accuracy, auc"),
     ],
 )
@@ -240,3 +255,44 @@ def test_the_roles_are_those_of_the_model_whether_one_was_made_already_or_not() 
     asked, made = Workload(config), Workload(config)
     model = made.make_model()
     assert asked.roles == made.roles == roles_of(model) and len(set(asked.roles.values())) == 2
+
+
+class Holding(Transform):
+    """Holds a weight, and lets all models share another."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    def place(self, model: nn.Module, shared: dict[str, torch.Tensor]) -> None:
+        model.register_buffer("base", shared.setdefault("base", model.get_buffer("base")))
+
+
+def holding(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3, num_outputs))
+    model.register_buffer("base", torch.ones(100))
+    attach(model, Holding(torch.ones(2)))
+    return model
+
+
+def fetched(seed: int) -> Dataset:
+    lazy = LazySamples(source=[torch.zeros(3)] * 4, targets=torch.arange(4) % 2)
+    return Dataset(train=lazy, test=samples(), class_names=("a", "b"))
+
+
+def test_what_an_outline_leaves_behind_has_values() -> None:
+    work = Workload(from_dict({"model": {"name": f"{__name__}:holding"}, "data": {"name": f"{__name__}:fetched"}}))
+    outline = work.make_outline()
+    assert all(tensor.is_meta for tensor in outline.state_dict().values())
+    assert work.dataset.train.targets.tolist() == [0, 1, 0, 1]
+    (transform,) = work.transforms
+    assert isinstance(transform, Holding) and transform.held.tolist() == [1.0, 1.0]
+    assert [*work.roles] == [*outline.state_dict()]
+
+
+def test_released_models_leave_no_tensors() -> None:
+    work = Workload(from_dict({"model": {"name": f"{__name__}:holding"}, "data": {"name": f"{__name__}:fetched"}}))
+    shared = weakref.ref(work.make_model().get_buffer("base"))
+    assert shared() is not None and work.make_model().get_buffer("base") is shared()
+    work.release_models()
+    gc.collect()
+    assert shared() is None

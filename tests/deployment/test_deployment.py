@@ -14,7 +14,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -30,7 +30,7 @@ from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse, Register
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedsign.errors import ConfigError
-from simulations.deployment import check, keys, membership, provision
+from simulations.deployment import check, keys, membership, provision, start
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import Gate, may_pass
 from simulations.deployment.keys import Certified, ends_at, general_name, issue, make_authority, validity
@@ -334,6 +334,28 @@ def test_a_server_that_is_not_there_is_worth_another_try(tmp_path: Path, authori
     (tmp_path / "ca.pem").write_bytes(authority.certificate)
     with pytest.raises(AwayError, match="nothing answers"):
         probe_server("127.0.0.1", 1, authority=tmp_path / "ca.pem")
+
+
+def test_a_server_that_comes_up_late_is_checked_as_well(
+    authority: Certified, federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else Flower would retry for ever with an expired certificate."""
+    monkeypatch.setattr(start, "_POLL_S", 0.05)
+    expired = issue(authority, HOSTS, lifetime=dt.timedelta(seconds=-1))
+    said: list[str] = []
+    made = open_startup_kit(federation.kit("berlin"))
+    facts = {**made.facts, "port": 1}
+    kit = replace(made, facts=facts)
+    (kit.folder / "ca.pem").write_bytes(authority.certificate)
+    with ExitStack() as later:
+
+        def say(text: str) -> None:
+            said.append(text)
+            facts["port"] = later.enter_context(https_server(expired, tmp_path))
+
+        with pytest.raises(ServerError, match="has expired"):
+            start._greet(kit, say, "127.0.0.1")
+    assert len(said) == 1 and "nothing answers at 127.0.0.1, port 1" in said[0]
 
 
 @pytest.mark.needs("sharding")

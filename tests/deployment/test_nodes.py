@@ -15,7 +15,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from clients.app import client_app
-from clients.deployment.evaluator import SiteEvaluator
+from clients.deployment.evaluator import SiteEvaluator, samples_of_sites
 from clients.deployment.node import RUN_KEY, SuperNode
 from clients.node import EXPERIMENT_KEY, STATE_KEY, Node
 from fedsign.config import ExperimentConfig, from_dict
@@ -23,7 +23,7 @@ from fedsign.errors import ConfigError, EngineError, ReplyError
 from fedsign.flower import evaluation
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import ensure_task_identity, set_message_id
-from fedsign.records import LATE, EvaluateReply, EvaluateRequest, Failure, roles_of
+from fedsign.records import LATE, EvaluateReply, EvaluateRequest, Failure, roles_of, tensors_of
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
@@ -350,6 +350,16 @@ def test_a_site_that_does_not_answer_in_time_is_a_failure(roots: list[str], tmp_
     said = list(evaluation.ask_sites(grid, requests, timeout_s=0.2))
     assert isinstance(said[0], Failure) and said[0].reason == LATE
     assert all(isinstance(each, EvaluateReply) for each in said[1:])
+
+
+def test_a_site_evaluates_as_a_plain_model_does_and_holds_none_between_requests(
+    roots: list[str], tmp_path: Path
+) -> None:
+    work = Workload(from_dict(tree(tmp_path, roots)))
+    model, evaluator = work.make_model(), SiteEvaluator(work)
+    request = EvaluateRequest(round=1, partition=2, tensors=tensors_of(model))
+    assert evaluator.evaluate(request).metrics == work.evaluate(model, samples_of_sites(work.dataset)[2])
+    assert not any(parameter.numel() for parameter in evaluator._model.parameters.values())
 
 
 def test_an_evaluate_reply_survives_the_wire_with_values_that_are_not_finite(roots: list[str], tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def test_the_page_shows_findings_and_a_resumed_run_drops_later_ones(tmp_path: Pa
     assert "Findings" not in render(read(done.folder))
     done.folder.append(FILE, FINDING.record)
     page = render(read(done.folder))
-    assert "Findings" in page and "the loss has not moved; raise client.lr=0.01." in page
+    assert "<b>Round 2</b><span>the loss has not moved; raise client.lr=0.01.</span>" in page
+    assert page.index("Findings") < page.index("Learning curves")
     done.folder.rewind(1)
     assert done.folder.records(FILE) == []

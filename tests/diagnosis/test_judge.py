@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_wine
+from sklearn.preprocessing import StandardScaler
 
 from fedsign.config import from_dict, merged
 from fedsign.data.base import Dataset, Samples
@@ -24,7 +26,7 @@ from simulations.api import run
 from strategies.fedavg import FedAvg
 
 DECAY = Path(__file__).parents[1] / "fixtures" / "decay.json"
-FACTS = Facts(num_clients=50, majority=0.1, num_test=360, can_select=True)
+FACTS = Facts(num_clients=50, rounds=2000, majority=0.1, num_test=360, can_select=True)
 
 
 class Blown(FedAvg):
@@ -52,6 +54,16 @@ def broken_client(seed: int) -> Dataset:
     return replace(whole, train=Samples(features=features, targets=whole.train.targets))
 
 
+def wine(seed: int) -> Dataset:
+    """Wine in standard units: 178 samples, which FedDyn fits exactly and then overshoots."""
+    data = load_wine()
+    features = torch.from_numpy(StandardScaler().fit_transform(data.data)).float()
+    train, test = torch.randperm(178, generator=torch.Generator().manual_seed(seed)).split(142)
+    targets = torch.from_numpy(data.target)
+    parts = [Samples(features=features[each], targets=targets[each]) for each in (train, test)]
+    return Dataset(train=parts[0], test=parts[1], class_names=("0", "1", "2"))
+
+
 BASE: dict[str, Any] = {
     "rounds": 31,
     "callbacks": [],
@@ -71,6 +83,27 @@ DEFECTS: dict[str, tuple[str, dict[str, Any]]] = {
     "updates vanish": (
         "updates",
         {"client": {"schedule": {"name": "step", "every": 12, "factor": 1e-9}}},
+    ),
+    "a loss that rises within the default number of rounds": (
+        "loss-rising",
+        {
+            "rounds": 40,
+            "seed": 1,
+            "data": {"name": f"{HERE}:wine"},
+            "strategy": {"name": "feddyn"},
+            "client": {"local_steps": 0, "local_epochs": 8},
+            "partition": {"name": "dirichlet", "num_clients": 10},
+            "server": {"cohort_size": 3},
+            "model": {"hidden": [32]},
+        },
+    ),
+    "bf16 loses small steps": (
+        "updates",
+        {
+            "rounds": 1,
+            "model": {"name": "tests.training.low_models:network"},
+            "client": {"lr": 1e-5, "low_precision": "plain"},
+        },
     ),
     "a client always fails": (
         "failing-clients",
@@ -135,6 +168,20 @@ def test_rules_on_streams() -> None:
     # a minimum in round 50, and slowly up from there: two thirds lie 50 rounds back at last
     rising = judged(stream(300, loss=lambda n: 2 / n if n <= 50 else 0.04 + 0.001 * (n - 50)))
     assert rising.keys() == {"loss-rising"} and 100 < rising["loss-rising"] < 120
+
+
+def test_a_loss_that_multiplies_in_a_quarter_of_a_short_run_is_no_peak() -> None:
+    """The default 40 rounds: a minimum in round 10, from where the loss grows by a tenth each round."""
+    short = replace(FACTS, rounds=40)
+
+    def loss(n: int) -> float:
+        return 0.1 * 1.1 ** abs(n - 10)
+
+    assert judged(stream(40, loss=loss), short).keys() == {"loss-rising"}
+    assert judged(stream(40, loss=loss)) == {}, "in 2,000 rounds, it may come down again"
+    # three unlucky cohorts in ten rounds: the mean has tripled, the losses between have not
+    assert judged(stream(40, loss=lambda n: 0.9 if n > 15 and n % 10 in (0, 3, 6) else 0.1), short) == {}
+    assert judged(stream(40, loss=lambda n: n / 10 - 9), short) == {}, "a negative loss has no factor"
 
 
 def test_a_converging_run_is_no_finding() -> None:

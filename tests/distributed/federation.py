@@ -88,7 +88,10 @@ def mortal(input_shape: tuple[int, ...], num_outputs: int, *, file: str) -> nn.M
 
 TWO_BY_TWO = {"ranks": 4, "groups": 2}
 WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"client": {"clip_norm": 0.5, "weight_decay": 0.1, "micro_batch": 1}},
+    "plain": {
+        "client": {"clip_norm": 0.5, "weight_decay": 0.1, "micro_batch": 1},
+        "strategy": {"name": "scaffold"},  # with client state
+    },
     "lisa": {
         "client": {
             "optimizer": {"name": "lisa", "num_sampled_layers": 1, "period": 3},

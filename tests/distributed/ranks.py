@@ -16,7 +16,7 @@ def on_ranks(
     """Call a module's function once on each rank; its results in the order of the ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     # one process imports torch for all: spawned ones would spend more time on that than on the tests
-    multiprocessing.set_forkserver_preload(["tests.distributed.resuming"])
+    multiprocessing.set_forkserver_preload(["tests.distributed.resuming", function.__module__])
     given = (ranks, function, arguments, folder, backend)
     multiprocessing.start_processes(_on_rank, args=given, nprocs=ranks, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]

@@ -1,5 +1,6 @@
 """What one rank shows of the engine, in this process."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +33,13 @@ def test_a_gradient_is_scaled_down_to_the_norm_and_never_up(clip_norm: float, sh
     sharded(gradient).sum().backward()
     assert sharded.step(clip_norm=clip_norm) == pytest.approx(5.0)
     torch.testing.assert_close(sharded.full_state_dict()["weight"], before - share * gradient, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rank_starts_no_threads() -> None:
+    before, grouping = threading.active_count(), Grouping.of(ranks=1, per_group=1)
+    sharded = Sharded(nn.Linear(2, 1), lambda named: torch.optim.SGD(named), grouping=grouping, strategy="NNN")
+    assert threading.active_count() == before and sharded.collectives.trail.running is None
 
 
 def test_moments_of_pieces_that_do_not_train_any_more_are_forgotten_and_the_others_kept() -> None:

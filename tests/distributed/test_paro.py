@@ -34,8 +34,9 @@ ODDITIES = [
     Case(strategy="NIG", groups=4, per_group=1),
 ]
 HALVES = [
-    Case(strategy=name, dtype=torch.bfloat16, optimizer="sgd", accumulate=2)
+    Case(strategy=name, dtype=torch.bfloat16, reduce_dtype=reduce_dtype, optimizer="sgd", accumulate=2)
     for name in ("NNN", "NII", "NIG", "IIG", "GGG")
+    for reduce_dtype in (None, torch.float32)
 ]
 SETS = {
     "2x2": plain(4, 1),
@@ -91,6 +92,10 @@ def test_all_ranks_have_the_same_bits(trained: Trained) -> None:
 
 
 def test_collectives_and_bytes_are_exactly_the_planned_ones(trained: Trained) -> None:
+    assert_planned(trained)
+
+
+def assert_planned(trained: Trained) -> None:
     for case, outcomes in trained:
         for outcome in outcomes:
             if case.checkpoints == "reentrant" and case.strategy[0] != "N":
@@ -118,7 +123,9 @@ def test_ranks_keep_what_the_formula_says_with_the_padding(trained: Trained) -> 
 
 @pytest.mark.slow
 def test_in_bf16_the_update_is_off_by_two_percent_at_most(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for case, outcomes in train(HALVES, tmp_path_factory):
+    halves = train(HALVES, tmp_path_factory)
+    assert_planned(halves)
+    for case, outcomes in halves:
         values, _ = alone(case)
         begun = net_of(case).state_dict()
         for outcome in outcomes:

@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsign.sharding.layout import Grouping
-from fedsign.sharding.paro import Sharded
 from fedsign.sharding.strategy import STRATEGIES
 from fedsign.sharding.traffic import Rings
 from fedsign.storage.checkpoints import load_latest
 from simulations import run
+from tests.distributed.branching import engine_of
 from tests.distributed.federation import sharding, tree
 from tests.distributed.ranks import on_ranks
 from tests.distributed.training import Case, Outcome, all_sharded
 
 pytestmark = pytest.mark.slow
 
-LANE = "fedsign-collectives"
+THREADS = ("fedsign-collectives", "fedsign-watch")
 
 
 def cases(prefetch: bool) -> list[Case]:
@@ -58,33 +57,6 @@ def test_all_strategies_give_the_same_bits_and_send_the_same(tmp_path: Path) -> 
         assert without_times[0] == without_times[1]
 
 
-class Fork(nn.Module):
-    """Two layers in the order that it is told, between two others; or one that fails."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
-        self.order = (0, 1, 2, 3)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        for place in self.order:
-            if place < 0:
-                raise ValueError("the model fails")
-            hidden = torch.tanh(self.layers[place](hidden))
-        return hidden
-
-
-def engine_of(strategy: str, *, prefetch: bool) -> Sharded:
-    torch.manual_seed(0)
-    return Sharded(
-        Fork(),
-        lambda named: torch.optim.AdamW(named, lr=0.01),
-        grouping=Grouping(groups=2, per_group=2),
-        strategy=strategy,
-        prefetch=prefetch,
-    )
-
-
 ORDERS = [(0, 1, 2, 3), (0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 1, 3), (0, 3), (0, 1, 1, 3), (3, 2, 1, 0), (0, 1, 2, 3)]
 
 
@@ -114,29 +86,29 @@ def test_units_that_come_in_another_order_are_gathered_then_and_none_is_left(tmp
             assert any(any(each) for each in left) == (number == 3), "only where parameters are not sharded they stay"
 
 
-def lanes() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == LANE]
+def own_threads() -> list[str]:
+    return sorted({thread.name for thread in threading.enumerate() if thread.name in THREADS})
 
 
 def ended() -> tuple[list[str], list[str], list[str]]:
-    """Threads of collectives without prefetching, with it, and when the engine is gone."""
+    """Threads without prefetching, with it, and when the engines are gone."""
     engine = engine_of("GGG", prefetch=False)
     engine(torch.ones(2, 8)).sum().backward()
-    without = lanes()
+    without = own_threads()
     engine = engine_of("GGG", prefetch=True)
     engine(torch.ones(2, 8)).sum().backward()
     engine.step()
-    within = lanes()
+    within = own_threads()
     del engine
     gc.collect()
     for thread in threading.enumerate():
-        if thread.name == LANE:
+        if thread.name in THREADS:
             thread.join(timeout=10)
-    return without, within, lanes()
+    return without, within, own_threads()
 
 
-def test_the_thread_ends_with_the_engine(tmp_path: Path) -> None:
-    assert on_ranks(4, ended, folder=tmp_path) == [([], [LANE], [])] * 4
+def test_the_threads_end_with_the_engine(tmp_path: Path) -> None:
+    assert on_ranks(4, ended, folder=tmp_path) == [(["fedsign-watch"], [*THREADS], [])] * 4
 
 
 def failing(prefetch: bool) -> tuple[str, str, float]:

@@ -22,12 +22,14 @@ from clients.trainer import LocalTrainer, SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
 from fedsign.sharding.strategy import STRATEGIES
-from fedsign.storage.checkpoints import load_latest
+from fedsign.storage.checkpoints import load_latest, load_tensors
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import run
 from tests.contract.transported import grid_of, node_of, over_flowers_transport
+from tests.distributed import low
 from tests.distributed.federation import NUM_CLIENTS, WAYS, sharding, tree
+from tests.distributed.parity import LOW_SGD
 
 WITHIN_S = 30.0
 CHEAP = {"ranks": 2, "groups": 1, "strategy": "IIG"}
@@ -75,6 +77,23 @@ def test_four_clients_of_two_by_two_processes_give_the_run_of_clients_that_are_n
     assert alone.config.client.sharding.ranks == 1 and done.config.client.sharding.ranks == 4
     assert done.config.client.sharding.strategy in STRATEGIES  # auto is decided, and written down
     assert_the_same_run(done.folder, alone.folder)
+
+
+@pytest.mark.parametrize("low_precision", ["plain", pytest.param("master", marks=pytest.mark.slow)])
+def test_two_processes_round_like_one_and_report_what_is_lost(low_precision: str, tmp_path: Path) -> None:
+    """Gradients are exact (`tests.distributed.low`), so that models are equal to the bit."""
+    client = {**LOW_SGD, "batch_size": 8, "low_precision": low_precision}
+    runs = [
+        run(tree(tmp_path, **low.EXACT, client={**client, "sharding": sharding})) for sharding in ({}, {"ranks": 2})
+    ]
+    one, other = (load_tensors(done.path / "model.safetensors") for done in runs)
+    dtype = torch.float32 if low_precision == "master" else torch.bfloat16
+    assert one.keys() == other.keys() and {tensor.dtype for tensor in one.values()} == {dtype, torch.float32}
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    for line, expected in zip(*(done.rounds for done in runs), strict=True):
+        assert not line["failures"] and line["bytes_up"] == expected["bytes_up"]
+        assert line.get("lost_updates") == expected.get("lost_updates")
+        assert ("lost_updates" in line) is (low_precision == "plain")
 
 
 def test_a_batch_is_divided_whole_and_as_evenly_as_it_can_be() -> None:
@@ -221,7 +240,8 @@ def test_over_messages_the_daemon_stays_from_round_to_round(tmp_path: Path, monk
     mark = f"FEDSIGN_TEST={tmp_path.name}"
     monkeypatch.setenv(*mark.split("="))
     seen = []
-    experiment = tree(tmp_path, client={"sharding": CHEAP})
+    scaffold = {"name": "scaffold"}  # whose clients keep state at the node
+    experiment = tree(tmp_path, client={"sharding": CHEAP}, strategy=scaffold)
     folder = over_flowers_transport(
         tmp_path, experiment, before=lambda round, _: seen.append(numbers(mark, "clients.sharding.process"))
     )
@@ -231,7 +251,7 @@ def test_over_messages_the_daemon_stays_from_round_to_round(tmp_path: Path, monk
         timeout_s=10
     )
     assert wait_for(lambda: not numbers(mark, "clients.sharding."), 10)
-    alone = run(tree(tmp_path))
+    alone = run(tree(tmp_path, strategy=scaffold))
     assert_the_same_run(folder, alone.folder)
 
 

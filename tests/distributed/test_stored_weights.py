@@ -21,7 +21,7 @@ GROUPING = Grouping(groups=2, per_group=2)
 
 
 class Tied(nn.Module):
-    """Blocks between an embedding and a head that share their weights; a scale that is a buffer, a frozen block."""
+    """Blocks, one frozen, between an embedding and a head that share their weights and a buffer, the scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +32,7 @@ class Tied(nn.Module):
         self.head = nn.Linear(WIDTH, 10, bias=False)
         self.head.weight = self.embedding.weight
         self.register_buffer("scale", torch.tensor(3.0))
+        self.head.register_buffer("scale", self.scale)
         self.blocks[1].requires_grad_(False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def compared(path: Path) -> dict[str, bool]:
         torch.manual_seed(0)
         expected = stepped(sharded(Tied(), name))
         here = sharded(on_meta(), name, weights=path)
-        assert here.model.head.weight is here.model.embedding.weight
+        assert here.model.head.weight is here.model.embedding.weight and here.model.head.scale is here.model.scale
         other = stepped(here)
         found[name] = expected.keys() == other.keys() and all(expected[key].equal(other[key]) for key in expected)
     return found
@@ -94,7 +95,7 @@ def refused(path: Path) -> str:
 def stored(tmp_path: Path) -> Path:
     """In two files of a folder."""
     torch.manual_seed(0)
-    values = {name: tensor.clone() for name, tensor in Tied().state_dict().items() if name != "head.weight"}
+    values = {name: tensor.clone() for name, tensor in Tied().state_dict().items() if not name.startswith("head.")}
     names = list(values)
     folder = tmp_path / "weights"
     folder.mkdir()

@@ -49,7 +49,7 @@ def net() -> Iterator[Cable]:
 def planned(competitor: str, host: int) -> int:
     """Bytes that a machine's ranks send to the other one in all steps."""
     name, _, rings = competitor.partition(" ")
-    flats = [Flat(numel=WIDTH * WIDTH, itemsize=4, is_trainable=True)] * LAYERS
+    flats = [Flat(numel=WIDTH * WIDTH, itemsize=4, gradient_itemsize=4, num_params=1, is_trainable=True)] * LAYERS
     total = 0
     for rank in range(host * PER_GROUP, (host + 1) * PER_GROUP):
         counts = step_counts(

@@ -32,6 +32,7 @@ class Case:
     masks: bool = False
     checkpoints: str = ""
     dtype: torch.dtype = torch.float64
+    reduce_dtype: torch.dtype | None = None
     optimizer: str = "adamw"
     prefetch: bool = True
     through_host: bool | None = None
@@ -159,6 +160,7 @@ def sharded(case: Case) -> Outcome:
         grouping=case.grouping,
         strategy=case.strategy,
         dtype=case.dtype,
+        reduce_dtype=case.reduce_dtype,
         rings=case.rings,
         prefetch=case.prefetch,
         through_host=case.through_host,

@@ -34,10 +34,7 @@ _COMMAND = re.compile(
     r"(?:^|[\s;])(fedsign|python3? -m|pip|make|torchrun|pytest|mlflow|tensorboard|wandb)(?= \S)|^(pytest)$"
 )
 DELETED = "which was deleted from this FedSign"  # in a clone without a capability
-_AT_ONCE = (
-    r"fedsign (explain .*|ablate \S+ --list|partition .*|condense --show-config|deploy key \S+|"
-    r"estimate memory (?!.*(FOLDER|--measure)).*)"
-)
+_AT_ONCE = r"fedsign (explain .*|ablate \S+ --list|partition .*|condense --show-config|deploy key \S+)"
 _A_READERS_OWN = ("my_", "mine")  # names that stand for something of the reader's
 
 
@@ -275,6 +272,7 @@ COVERED: tuple[tuple[str, str, str], ...] = (  # pages, commands, the file of th
         r"fedsign estimate (?!.*--measure).*|torchrun .* train_sharded\.py",
         "tests/sharding/test_docs_sharding.py",
     ),
+    (r"docs/how-to/estimate-memory.md", r"fedsign estimate memory (?!.*--measure).*", "tests/memory/test_estimate.py"),
     (r"docs/how-to/sites.md", r"fedsign run hospitals\.toml", "tests/deployment/test_docs_sites.py"),
     (r"docs/how-to/tune.md", r"fedsign tune search .*", "tests/tuning/test_tune_search.py"),
     (r"docs/how-to/learn-settings.md", r"fedsign tune learn .*", "tests/bilevel/test_tune_learn.py"),

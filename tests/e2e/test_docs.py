@@ -94,9 +94,7 @@ def test_a_run_of_the_documents_runs(text: str, tmp_path: Path, monkeypatch: pyt
         sys.modules.pop(path.stem, None)
 
 
-@pytest.mark.parametrize(
-    "text", [pytest.param(text, marks=[pytest.mark.slow] if "memory" in text else []) for text in AT_ONCE]
-)
+@pytest.mark.parametrize("text", AT_ONCE)
 def test_a_command_of_the_documents_that_trains_nothing_runs(text: str, tmp_path: Path) -> None:
     done = fedsign(*shlex.split(text)[1:], folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -82,7 +82,7 @@ class Diverging(Strategy):
         (settings(server__cohort_size=51), ["server.cohort_size=51", "50 clients"]),
         (settings(engine__device="cuda:99x"), ["engine.device='cuda:99x'", "auto, cpu, cuda"]),
         (settings(results__root="/proc/nowhere"), ["results.root=/proc/nowhere cannot hold runs"]),
-        (["--resume", "nowhere"], ["nowhere is not a run", "fedsign runs"]),
+        (["--resume", "nowhere"], ["there is no run nowhere", "fedsign runs"]),
         (["no-such-file.toml"], ["no-such-file.toml cannot be read"]),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,

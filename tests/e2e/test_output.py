@@ -61,6 +61,12 @@ def test_quiet_and_verbose_exclude_each_other(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_the_nearest_command_is_named_once() -> None:
+    for words, nearest in ((["data", "chek"], "'check'"), (["reprot"], "'report'")):
+        output = CliRunner().invoke(app, words).output
+        assert output.count("Did you mean") == 1 and nearest in output, output
+
+
 def test_only_options_of_the_root_command_are_taken_from_behind_a_command() -> None:
     called = CliRunner().invoke(app, ["list", "engines", "--json", "-q"])
     assert called.exit_code == 0 and json.loads(called.stdout)

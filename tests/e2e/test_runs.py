@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from fedsign.report.page import render
 from fedsign.report.summary import read
 from fedsign.sections import Part, tables
 from fedsign.storage.digests import sealed_json
-from fedsign.storage.results import RunFolder, changed_settings
+from fedsign.storage.disk import exclusive
+from fedsign.storage.results import RunFolder, changed_settings, open_run
 from fedsign.storage.tags import Tags, read_tags, write_tags
 from simulations import Run, load_run, run
 from simulations.runs import listing
@@ -69,6 +71,14 @@ def test_a_row_has_the_data_the_changed_settings_and_the_best_and_last_values(do
     assert row["last"] == pytest.approx(sum(accuracies) / len(accuracies))
     assert row["changed"]["client.lr"] == 0.02 and "client.batch_size" not in row["changed"]
     assert row["changed"] == {path: value for path, (value, _) in done.config.changed().items()}
+
+
+@pytest.mark.needs("selection")
+def test_early_stopping_and_the_best_model_are_changes_and_where_results_are_is_none(done: Run) -> None:
+    kept = {"root": "elsewhere", "checkpoint_every": 1, "keep_best": True, "patience": 3}
+    changed = from_dict({"results": kept, "data": {"validation_fraction": 0.1}}).changed()
+    row = listed(done) | {"changed": {path: value for path, (value, _) in changed.items()}}
+    assert listing.short_changes(row) == "validation_fraction=0.1, keep_best=true, patience=3"
 
 
 def test_the_best_loss_is_the_lowest_and_a_diverged_round_is_none() -> None:
@@ -141,6 +151,14 @@ def test_the_data_of_a_file_are_shown_by_its_name_and_the_file_not_among_the_cha
     assert listing._cells(row)["data"] == "wine.npz" and listing._cells(row)["changed"] == "-"
 
 
+def test_the_number_of_findings_is_listed(done: Run) -> None:
+    assert listed(done)["findings"] == 0 and listing._cells(listed(done))["findings"] == "-"
+    done.folder.append("findings.jsonl", {"round": 1, "rule": "plateau", "message": "flat", "remedy": "raise lr"})
+    row = listed(done)
+    assert row["findings"] == 1 and listing._cells(row)["findings"] == "1"
+    assert [*listing._block(listing._cells(row))][-1].endswith(", 1 finding")
+
+
 def test_a_text_of_a_run_cannot_move_the_terminals_cursor() -> None:
     row = listing._EMPTY | {"run": "r", "strategy": "\x1b[2Jx\n", "data": "digits"}
     assert listing._cells(row)["strategy"] == " [2Jx "
@@ -156,6 +174,57 @@ def test_a_narrow_terminal_has_a_block_for_each_run(done: Run, folder: Path, mon
     assert data.startswith("  digits, feddyn: ") and figures.startswith("  finished 2/2, accuracy 0.")
     monkeypatch.setenv("COLUMNS", "300")
     assert len(fedsign("runs", folder=folder).stdout.splitlines()) == 2
+
+
+def test_a_pipe_is_as_wide_as_columns_says(done: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert len(fedsign("runs", folder=folder).stdout.splitlines()) == 3
+    monkeypatch.delenv("COLUMNS")
+    assert len(fedsign("runs", folder=folder).stdout.splitlines()) == 2
+
+
+def test_the_cells_of_comparisons_are_listed_but_not_what_was_set_aside(done: Run, folder: Path) -> None:
+    cell = shutil.copytree(done.path, folder / "comparisons" / "mine" / "cells" / "fedavg-seed0-1a" / done.path.name)
+    shutil.copytree(done.path, cell.parent / "set-aside" / done.path.name)
+    for root in (folder / "comparisons", folder / "comparisons" / "mine", cell.parent):
+        assert [row["run"] for row in listing.rows(root)] == [str(cell)]
+    assert len(listing.rows(folder)) == 2
+
+
+# --- names
+
+
+def test_a_run_is_found_by_its_folder_its_name_and_a_file_in_it(done: Run) -> None:
+    name, id = done.path.parent.name, done.path.name
+    for given in (done.path, done.path / "rounds.jsonl", f"runs/{name}/{id}", f"{name}/{id}", id, name):
+        assert open_run(Path(given)).path.samefile(done.path), given
+    with pytest.raises(ResultsError, match=r"\. is not a run: there is no config\.toml in it"):
+        open_run(Path())
+    for given in ("nothing", "../runs", "rounds.jsonl", "*"):
+        with pytest.raises(ResultsError, match=rf"^there is no run {re.escape(given)}\. 'fedsign runs' lists"):
+            open_run(Path(given))
+
+
+def test_the_nearest_name_of_a_run_is_suggested(done: Run) -> None:
+    name, id = done.path.parent.name, done.path.name
+    for given, meant in ((f"{name[:-2]}x", name), (f"runs/{name}x/{id}", f"runs/{name}/{id}"), (f"{id}1", id)):
+        with pytest.raises(ResultsError, match=rf"^there is no run {given}\. Did you mean '{meant}'\?"):
+            open_run(Path(given))
+
+
+def test_a_name_of_several_runs_is_refused(done: Run) -> None:
+    shutil.copytree(done.path, other := done.path.with_name("20990101-000000-seed1"))
+    with pytest.raises(ResultsError, match=rf"could be any of 2 runs; .*{other.name}\."):
+        open_run(Path(done.path.parent.name))
+    assert open_run(Path(other.name)).path.samefile(other)
+
+
+def test_all_commands_take_a_run_by_its_name(done: Run, folder: Path) -> None:
+    name = f"{done.path.parent.name}/{done.path.name}"
+    for command in (["runs", "tag"], ["runs", "verify"], ["report"], ["run", "--resume"], ["runs", "remove", "--yes"]):
+        said = fedsign(*command, name, folder=folder)
+        assert said.returncode == 0, (command, said.stderr)
+    assert not done.path.exists()
 
 
 # --- tags and notes
@@ -221,6 +290,53 @@ def test_a_removed_run_is_gone_with_the_folder_of_its_name(done: Run, tiny: dict
     assert not done.path.parent.exists() and other.path.exists()
 
 
+@pytest.fixture
+def comparison(done: Run) -> Path:
+    """comparisons/digits with two cells, one of which has a run."""
+    path = Path("comparisons/digits")
+    shutil.copytree(done.path, path / "cells" / "fedavg-1" / done.path.name)
+    (path / "cells" / "fedsign-2").mkdir()
+    (path / "comparison.json").write_text(sealed_json({"format": 2, "cells": []}))
+    return path
+
+
+def test_a_comparison_is_removed_with_its_runs_by_its_folder_or_its_name(comparison: Path, done: Run) -> None:
+    (cell,) = comparison.glob("cells/fedavg-1/*/")
+    for given in (comparison, Path("digits")):
+        (found,) = removable([cell, given, comparison])
+        assert (found.path, found.kind, found.num_runs) == (comparison, "comparison", 1)
+    remove(found)
+    assert not comparison.exists() and Path("comparisons").exists() and done.path.exists()
+
+
+def test_the_question_says_how_many_runs_a_comparison_has(comparison: Path, done: Run) -> None:
+    outer, inner = pty.openpty()
+    os.write(outer, b"y\n")
+    command = [sys.executable, "-m", "simulations.cli", "runs", "remove", "digits", str(done.path)]
+    asked = subprocess.run(command, stdin=inner, capture_output=True, text=True, check=True)
+    os.close(outer)
+    os.close(inner)
+    assert ", a comparison with 1 run\n" in asked.stdout and "Delete these 2 runs and comparisons" in asked.stdout
+    assert not comparison.exists() and not done.path.exists()
+
+
+def test_a_comparison_with_a_link_in_use_or_damaged_is_not_removed(comparison: Path, folder: Path) -> None:
+    (cell,) = comparison.glob("cells/fedavg-1/*/")
+    for lock, said in ((comparison / "lock", "the comparison in .* is in use"), (cell / "lock", "the run in .* is in")):
+        with exclusive(lock, name="it"), pytest.raises(ResultsError, match=said):
+            removable([comparison])
+    (cell / "out").symlink_to(folder)
+    with pytest.raises(ResultsError, match="holds a link, cells/fedavg-1"):
+        removable([comparison])
+    (cell / "out").unlink()
+    (folder / "link").symlink_to(comparison)
+    with pytest.raises(ResultsError, match=r"is a link to .*; give the comparison's own folder"):
+        removable([Path("link")])
+    (comparison / "comparison.json").write_text("{}")
+    with pytest.raises(ResultsError, match="damaged or foreign; delete it yourself"):
+        removable([comparison])
+
+
 def link_to_the_run(path: Path) -> Path:
     link = path.with_name("link")
     link.symlink_to(path)
@@ -246,7 +362,8 @@ def without_its_environment(path: Path) -> Path:
         (without_its_environment, "there is no environment.json in it"),
         (lambda path: path.parent, "there is no config.toml in it"),
         (lambda path: path / "config.toml", "is no folder"),
-        (lambda path: Path("nowhere"), "is no folder"),
+        (lambda path: path / "nothing", "is no folder"),
+        (lambda path: Path("nowhere"), "there is no run nowhere"),
     ],
 )
 def test_what_is_no_run_or_has_links_is_not_removed(made: Callable[[Path], Path], expected: str, done: Run) -> None:

@@ -113,7 +113,9 @@ def test_with_batch_norm_the_evaluated_model_is_told_from_the_center(tmp_path: P
     assert ends["own_ends"][0] == ends["own_ends"][1] and ends["own_ends"][0]["error"] != ends["first"]
 
 
-def test_a_checkpoint_and_a_file_of_weights_are_looked_at_as_the_run_is(trained: list[Run], tmp_path: Path) -> None:
+def test_a_checkpoint_a_file_of_weights_and_a_name_are_looked_at_as_the_run_is(
+    trained: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = trained[0]
     words = ("--points", 5, "--draws", 1, "--scales", 1)
     whole = analyze("valley", done.path, *words, "--out", tmp_path / "a")
@@ -122,6 +124,11 @@ def test_a_checkpoint_and_a_file_of_weights_are_looked_at_as_the_run_is(trained:
     save_file(load_file(done.path / "model.safetensors"), weights)
     of_file = analyze("valley", weights, "--model", "mlp", *words, "--out", tmp_path / "c")
     assert whole["curves"] == checkpoint["curves"] == of_file["curves"]
+    (tmp_path / "runs").symlink_to(done.path.parents[1])
+    monkeypatch.chdir(tmp_path)
+    assert (
+        analyze("valley", "/".join(done.path.parts[-2:]), *words, "--out", tmp_path / "e")["curves"] == whole["curves"]
+    )
     earlier = analyze("valley", done.path / "checkpoints" / "round-000006", *words, "--out", tmp_path / "d")
     assert earlier["curves"] != whole["curves"]
     assert not (done.path / "analysis" / "valley.json").exists()

@@ -138,9 +138,10 @@ def test_weights_may_be_held_in_bf16(tmp_path: Path) -> None:
     model = build(path=str(saved(tmp_path)), dtype="bf16")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model(tokens()).dtype == torch.bfloat16
-    working = WorkingModel(model, Numerics(device=torch.device("cpu")))
-    assert working.outputs(tokens()).dtype == torch.float32
-    assert {tensor.dtype for tensor in working.copies().values()} == {torch.bfloat16}
+    for low_precision, sent in (("master", torch.float32), ("stochastic", torch.bfloat16), ("plain", torch.bfloat16)):
+        working = WorkingModel(model, Numerics(device=torch.device("cpu"), low_precision=low_precision))
+        assert working.outputs(tokens()).dtype == torch.float32
+        assert {tensor.dtype for tensor in working.copies().values()} == {sent}
 
 
 def test_on_the_meta_device_nothing_is_read_and_nothing_allocated(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from fedsign.data.text.hugging_face import HuggingFace
 from fedsign.data.text.jsonl import jsonl
 from fedsign.data.text.tokenizers import Bytes
 from fedsign.errors import DataError
+from simulations.recipes.base import NotDecidableHere
+from simulations.recipes.language.pretrained import smollm2
 from tests.language.language_samples import write_lines
 
 pytest.importorskip("transformers")
@@ -71,13 +74,14 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 TEXT = ["Be brief. One? Two? yes, no, <b>one</b> assistant user system it is odd it is even <think>\n</think>\n\n"] * 20
+KINDS = ("bpe", "unigram", "wordpiece", "split", "byte_fallback")
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<|sep|>"]
 
 
 @cache
 def trained(kind: str) -> Any:
     """A tokenizer without a start token, trained on a few words."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer: Any
@@ -89,6 +93,18 @@ def trained(kind: str) -> Any:
         tokenizer = Tokenizer(models.Unigram())
         tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
         trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=[*SPECIAL, "<unk>"], unk_token="<unk>")
+    elif kind == "split":  # as GPT-4's
+        tokenizer = Tokenizer(models.BPE())
+        words = pre_tokenizers.Split(Regex(r"\p{L}+| ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    elif kind == "byte_fallback":  # as LLaMA 2's
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+        trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=[*SPECIAL, "<unk>", *fallback])
     else:
         tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
         tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.BertPreTokenizer()
@@ -97,10 +113,18 @@ def trained(kind: str) -> Any:
     return tokenizer
 
 
-def load(folder: Path, template: str, *, kind: str = "bpe", marks: bool = False, end: str = "<|im_end|>") -> Any:
+def load(
+    folder: Path,
+    template: str,
+    *,
+    kind: str = "bpe",
+    marks: bool = False,
+    end: str = "<|im_end|>",
+    start: str | None = None,
+) -> Any:
     """Our tokenizer with a template, and the library's own."""
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=trained(kind), eos_token=end, additional_special_tokens=SPECIAL
+        tokenizer_object=trained(kind), bos_token=start, eos_token=end, additional_special_tokens=SPECIAL
     )
     first, last = ("{% generation %}", "{% endgeneration %}") if marks else ("", "")
     fast.chat_template = template.replace("«", first).replace("»", last)
@@ -117,7 +141,7 @@ def tokens_and_answers(messages: Sequence[Mapping[str, Any]], tokenizer: Hugging
 @pytest.mark.parametrize("marks", [False, True], ids=["found", "marked"])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_and_answers_are_those_of_transformers(
     kind: str, template: str, conversation: str, marks: bool, tmp_path: Path
 ) -> None:
@@ -129,6 +153,59 @@ def test_tokens_and_answers_are_those_of_transformers(
     tokens, answers = tokens_and_answers(messages, ours)
     assert tokens == expected["input_ids"], "neither a start nor an end token is added"
     assert answers == [bool(each) for each in expected["assistant_masks"]] and any(answers)
+
+
+def templates_of_trl() -> dict[str, tuple[str, str]]:
+    """Templates as they come with `trl`, without and with marks of the answers; those of texts alone."""
+    try:
+        folder = Path(str(distribution("trl").locate_file("trl/chat_templates")))
+    except PackageNotFoundError:
+        return {}
+    names = [path.stem.removesuffix("_training") for path in sorted(folder.glob("*_training.jinja"))]
+    read = {
+        name: tuple((folder / f"{name}{end}.jinja").read_text("utf-8") for end in ("", "_training")) for name in names
+    }
+    return {name: pair for name, pair in read.items() if name != "llava_next"}
+
+
+# They write contents that are lists, and nothing of a text
+UNTOLD = {"idefics3", "smolvlm"}
+
+
+@pytest.mark.skipif(not templates_of_trl(), reason="trl is not installed")
+@pytest.mark.parametrize("name", templates_of_trl())
+@pytest.mark.parametrize("kind", KINDS)
+def test_templates_of_trl_give_its_tokens_and_its_answers(kind: str, name: str, tmp_path: Path) -> None:
+    """Exactly where the template marks answers.  Found answers lack at most the role before and the blanks behind."""
+    plain, training = templates_of_trl()[name]
+    start = "<|end|>" if "bos_token" in plain else None
+    ours, _ = load(tmp_path / "plain", plain, kind=kind, start=start)
+    marked, theirs = load(tmp_path / "training", training, kind=kind, start=start)
+    for messages in (CONVERSATIONS["two_turns"][1:], CONVERSATIONS["thoughts"]):
+        expected = theirs.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        answers = [bool(each) for each in expected["assistant_masks"]]
+        assert any(answers)
+        assert tokens_and_answers(messages, marked) == (expected["input_ids"], answers)
+        if name in UNTOLD:
+            with pytest.raises(DataError, match="does not tell answers from the rest"):
+                tokens_and_answers(messages, ours)
+            continue
+        tokens, found = tokens_and_answers(messages, ours)
+        if tokens == expected["input_ids"]:  # some training templates keep thoughts that the others drop
+            assert all(theirs or not mine for mine, theirs in zip(found, answers, strict=True)) and any(found)
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_smollm2s_own_tokenizer_and_template(conversation: str) -> None:
+    try:
+        folder = smollm2()
+    except NotDecidableHere as error:
+        pytest.skip(str(error))
+    theirs, messages = transformers.AutoTokenizer.from_pretrained(folder), CONVERSATIONS[conversation]
+    tokens, found = tokens_and_answers(messages, HuggingFace(str(folder)))
+    assert tokens == theirs.apply_chat_template(messages)["input_ids"]
+    said = theirs.decode([token for token, is_answer in zip(tokens, found, strict=True) if is_answer])
+    assert said == "".join(f"{each['content']}<|im_end|>\n" for each in messages if each["role"] == "assistant")
 
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

@@ -15,7 +15,7 @@ from fedsign.models.hugging_face import network_of
 from simulations.api import Run, run
 from simulations.language.export import export
 from tests.language.language_samples import save_tokenizer
-from tests.language.test_causal_lm import TIED, saved
+from tests.language.test_causal_lm import COMMON, TIED, saved, transformers
 from tests.language.test_causal_lm import build as of_folder
 from tests.language.test_gpt import LLAMA, build, tokens
 from tests.language.test_gpt_peers import randomized
@@ -23,6 +23,7 @@ from tests.language.test_gpt_peers import randomized
 if find_spec("transformers") is None:
     pytest.skip("transformers is not installed", allow_module_level=True)
 
+NF4 = {"quant_type": "nf4", "compress_statistics": True}
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     "LLaMA": (LLAMA, "LlamaForCausalLM"),
     "grouped, tied": ({**LLAMA, "num_kv_heads": 2, "tied": True, "rotary_base": 500.0}, "LlamaForCausalLM"),
@@ -143,3 +144,68 @@ def test_what_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.name=digits is no text, but an export for `transformers`"):
         export(other.path, tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # of transformers to peft
+@pytest.mark.parametrize(
+    ("name", "aggregation"), [("LLaMA", "ffa"), *((name, "average") for name in ("LLaMA", "GPT-2", "Mixtral"))]
+)
+def test_adapters_alone_are_loaded_by_peft(name: str, aggregation: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    done = adapted(tmp_path, name, aggregation=aggregation, rank=3, alpha=5.0)
+    facts = export(done.path, tmp_path / "out", adapters=True)
+    base = loaded(tmp_path / "base")
+    before = base(tokens()).logits
+    found, ours = peft.PeftModel.from_pretrained(base, tmp_path / "out"), done.model()
+    with torch.no_grad():
+        torch.testing.assert_close(found(tokens()).logits, ours(tokens()), rtol=1e-4, atol=1e-5)
+        assert (ours(tokens()) - before).abs().max() > 1e-2
+    assert facts["parameters"] == sum(tensor.numel() for key, tensor in found.named_parameters() if ".lora_" in key)
+    assert facts["base"] == str(tmp_path / "base") == found.peft_config["default"].base_model_name_or_path
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+def test_adapters_of_qlora_are_those_of_a_base_in_4_bits_and_the_export_says_so(tmp_path: Path) -> None:
+    peft, library = pytest.importorskip("peft"), pytest.importorskip("bitsandbytes").functional
+    done = adapted(tmp_path, "LLaMA", quantization="nf4")
+    facts = export(done.path, tmp_path / "out", adapters=True)
+    assert "load_in_4bit=True" in facts["load_base_with"] and "double_quant=True" in facts["load_base_with"]
+    found = peft.PeftModel.from_pretrained(loaded(tmp_path / "base"), tmp_path / "out")
+    with torch.no_grad():
+        ours, unlike = done.model()(tokens()), found(tokens()).logits
+        for name, layer in found.named_modules():
+            if name.endswith("base_layer"):
+                layer.weight.copy_(library.dequantize_4bit(*library.quantize_4bit(layer.weight, **NF4)))
+        torch.testing.assert_close(found(tokens()).logits, ours, rtol=1e-4, atol=1e-5)
+        assert (unlike - ours).abs().max() > 1e-2
+
+
+def adapted(tmp_path: Path, architecture: str, **optimizer: Any) -> Run:
+    if architecture == "Mixtral":
+        config = transformers.MixtralConfig(**COMMON, intermediate_size=24, num_key_value_heads=2, num_local_experts=3)
+        config.vocab_size = 257
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    else:
+        saved(tmp_path / "base", architecture, vocabulary=257)
+    model = {"name": "transformers", "path": str(tmp_path / "base")}
+    data = {"name": "pytext", "block_length": 16, "test_fraction": 0.01, "tokenizer": "byte"}
+    client = {"local_steps": 3, "batch_size": 4, "lr": 0.05, "optimizer": {"name": "lora"} | optimizer}
+    return experiment(tmp_path, model=model, data=data, client=client)
+
+
+@pytest.mark.parametrize("changing", [{"head": True}, {"aggregation": "fedex"}])
+def test_adapters_alone_are_refused_where_they_are_not_all_that_was_trained(
+    changing: dict[str, Any], tmp_path: Path
+) -> None:
+    done = adapted(tmp_path, "LLaMA", **changing)
+    with pytest.raises(ConfigError, match=r"has changed '.*' of the base, too .*without --adapters"):
+        export(done.path, tmp_path / "out", adapters=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapters_alone_need_a_run_with_adapters_on_a_base_in_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"base is no pretrained model in a folder .*without --adapters"):
+        export(experiment(tmp_path).path, tmp_path / "out", adapters=True)
+    plain = adapted(tmp_path, "LLaMA", name="adamw")
+    with pytest.raises(ConfigError, match=r"but the run has none; expected one with client\.optimizer\.name=lora"):
+        export(plain.path, tmp_path / "out", adapters=True)

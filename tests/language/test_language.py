@@ -146,8 +146,8 @@ def test_validation_text_is_held_out_of_training() -> None:
     [
         ({"task": "classification"}, r"has text; use task=language"),
         ({"task": "regression"}, r"has text; use task=language"),
-        ({"metrics": ["accuracy"]}, r"'accuracy' says nothing; use one of perplexity, token_accuracy"),
-        ({"metrics": ["rmse"]}, r"'rmse' says nothing; use one of perplexity, token_accuracy"),
+        ({"metrics": ["accuracy"]}, r"'accuracy' says nothing; use one of exact_match, perplexity, rouge_1, "),
+        ({"metrics": ["rmse"]}, r"'rmse' says nothing; use one of exact_match, perplexity, rouge_1, "),
         ({"data": {"name": f"{HERE}:some_text", "augment": "flip"}}, r"data.augment=flip .* use data.augment=none"),
         ({"data": {"name": f"{HERE}:some_text", "normalize": "unit"}}, r"data.normalize=unit .* data.normalize=none"),
         ({"data": {"name": "digits"}}, r"task=language was given, but data.name=digits has class labels"),

@@ -41,11 +41,11 @@ def tree(root: Path, **changes: Any) -> dict[str, Any]:
         "rounds": 2,
         "callbacks": [],
         "task": "language",
-        "metrics": ["perplexity", "token_accuracy"],
+        "metrics": ["perplexity", "token_accuracy", "rouge_l"],
         "model": {"name": "gpt", "width": 16, "depth": 2, "num_heads": 2},
         "client": {"local_steps": 3, "batch_size": 4, "lr": 1e-2, "optimizer": LISA},
         "strategy": {"name": "fedavg"},
-        "server": {"cohort_size": 2},
+        "server": {"cohort_size": 2, "answers": 4, "answers_every": 2, "max_new_tokens": 8},
         "results": {"root": str(root), "checkpoint_every": 1},
         **changes,
     }
@@ -75,9 +75,10 @@ def test_workers_give_the_bits_of_one_process(tmp_path: Path) -> None:
 def test_a_run_on_text_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     split = {"name": "natural", "num_clients": 2}
     tree_of = partial(tree, tmp_path, data=lines_of(tmp_path), partition=split)
-    whole, half = run(tree_of()), run(tree_of(rounds=1))
-    resumed = run({"rounds": 2}, resume=half.path)
+    whole, half = run(tree_of(rounds=4)), run(tree_of(rounds=3))
+    resumed = run({"rounds": 4}, resume=half.path)
     same_files(whole.path, resumed.path, "rounds.jsonl", "model.safetensors")
+    assert ["rouge_l" in record for record in resumed.rounds] == [False, True, False, True]
 
 
 @pytest.fixture(scope="module")

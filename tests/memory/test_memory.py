@@ -14,7 +14,7 @@ from fedsign.memory.estimate import CATEGORIES, Estimate, Setting, Work, estimat
 from fedsign.memory.measure import measure
 from fedsign.memory.methods import Method, methods_of
 from fedsign.memory.named import NAMED, named_model
-from fedsign.memory.step import next_tokens
+from fedsign.memory.step import EIGHT_BITS, next_tokens
 from fedsign.models.gpt import gpt
 
 CPU = torch.device("cpu")
@@ -111,6 +111,15 @@ def test_types_of_weights_gradients_and_moments_count_apart() -> None:
     assert (found.weights_bytes, found.gradients_bytes, found.optimizer_bytes) == (2 * num, 4 * num, 12 * num)
     in_bf16 = replace(SETTING, weights=bf16, gradients=bf16, states=bf16)
     assert estimated("full", in_bf16).static_bytes == 8 * num
+
+
+def test_moments_in_8_bits_have_a_scale_for_each_256_and_small_tensors_float32_ones() -> None:
+    """n bytes and 4 for each 256 of them, twice, from 4096 elements on; else 8 n; and 4 n for masters."""
+    found = estimated("full", replace(SETTING, states=EIGHT_BITS, masters=True))
+    sizes = [parameter.numel() for parameter in tiny().make().parameters()]
+    large, small = [n for n in sizes if n >= 4096], [n for n in sizes if n < 4096]
+    assert large and small and any(n % 256 for n in large)
+    assert found.optimizer_bytes == sum(2 * (n + 4 * -(-n // 256)) for n in large) + 8 * sum(small) + 4 * sum(sizes)
 
 
 @pytest.mark.parametrize("name", ["full", "lora", "E+H", "E+H+2L"])
@@ -244,12 +253,20 @@ def test_another_family_is_made_by_transformers(tmp_path: Path) -> None:
     assert measured.peak == pytest.approx(found.peak.total_bytes, rel=0.03)
 
 
+def test_without_transformers_a_file_has_to_be_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That library fills what is missing, as it does when it trains."""
+    monkeypatch.setattr("fedsign.memory.named.find_spec", lambda name: None)
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2"}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"whole config\.json"):
+        named_model(str(path))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("{", "no JSON"),
         ("[]", "no 'model_type'"),
-        ('{"model_type": "gpt2"}', "whole config.json"),
         ('{"model_type": "bert2"}', "transformers"),
     ],
 )

@@ -21,7 +21,7 @@ from fedsign.models.transform import plain_model
 from fedsign.optim.lora import Adapters, adapt
 from fedsign.partial.adapter_updates import AdapterUpdates
 from fedsign.partial.adapters import AdapterMean, LoraSettings
-from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest, roles_of, tensors_of
+from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply, roles_of, tensors_of
 from fedsign.seeding import Purpose, torch_stream
 from fedsign.storage.checkpoints import load_latest
 from fedsign.workload import Workload
@@ -31,6 +31,7 @@ from strategies.fedavg import FedAvg
 from tests.contract.test_strategies import lines
 from tests.contract.transported import over_flowers_transport
 from tests.partial.test_lora import MODELS, SETTINGS
+from tests.training.requests import request
 
 EXACT = ("ffa", "flora", "fedex")
 ALL = ("average", *EXACT)
@@ -337,15 +338,8 @@ def test_a_client_of_a_lower_rank_trains_as_with_an_adapter_of_that_rank(tmp_pat
     rows = {name: each[:2] if ".lora_A." in name else each[:, :2] for name, each in served.items()}
 
     def trained(work: Workload, tensors: Tensors) -> Tensors:
-        request = TrainRequest(
-            round=1,
-            partition=0,
-            tensors=tensors,
-            objective=ObjectiveSpec(name="fedprox", settings={"mu": 1.0}),
-            state_version=0,
-            needed_versions=frozenset(),
-        )
-        (reply,) = SequentialTrainer(work).train_many([request], ClientStore(tmp_path / "states"))
+        asked = request(tensors, 0, objective=ObjectiveSpec(name="fedprox", settings={"mu": 1.0}))
+        (reply,) = SequentialTrainer(work).train_many([asked], ClientStore(tmp_path / "states"))
         assert isinstance(reply, TrainReply)
         return reply.tensors
 
@@ -364,10 +358,7 @@ def test_the_base_is_in_memory_once(tmp_path: Path) -> None:
     trainer = SequentialTrainer(work)
     other = work.make_model()
     other.load_state_dict(served)
-    request = TrainRequest(
-        round=1, partition=0, tensors=served, objective=ObjectiveSpec(), state_version=0, needed_versions=frozenset()
-    )
-    (reply,) = trainer.train_many([request], ClientStore(tmp_path / "states"))
+    (reply,) = trainer.train_many([request(served, 0)], ClientStore(tmp_path / "states"))
     assert isinstance(trainer._model, AdaptedModel) and isinstance(reply, TrainReply)
     name = "0.base_layer.weight"
     for model in (other, trainer._model.module):

@@ -23,6 +23,7 @@ from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import ensure_task_identity
 from fedsign.partial.updates import PartialUpdates, digest_of
 from fedsign.records import CohortRequest, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
+from tests.training.requests import request
 from tests.unit.test_flower_wire import Answer, Deployment, node, over_the_wire, same_bits
 
 ROLES = {
@@ -322,15 +323,7 @@ def test_an_abandoned_half_of_a_file_is_removed_and_one_that_is_being_written_st
 
 
 def test_a_request_without_digests_leaves_nothing_out(tmp_path: Path) -> None:
-    request = TrainRequest(
-        round=1,
-        partition=0,
-        tensors=model(),
-        objective=ObjectiveSpec(),
-        state_version=0,
-        needed_versions=frozenset(),
-    )
-    assert not ReceivedTensors(tmp_path).concerns(request)
+    assert not ReceivedTensors(tmp_path).concerns(request(model()))
 
 
 def test_where_every_client_trains_all_a_request_says_nothing_of_digests(tmp_path: Path) -> None:

@@ -21,12 +21,13 @@ from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.models.transform import plain_model
 from fedsign.optim.lora import adapt
-from fedsign.records import ObjectiveSpec, TrainReply, TrainRequest, tensors_of
+from fedsign.records import ObjectiveSpec, TrainReply, tensors_of
 from fedsign.seeding import Purpose, torch_stream
 from fedsign.workload import Workload
 from simulations.api import run
 from tests.language.test_gpt import LLAMA
 from tests.language.test_gpt import build as gpt
+from tests.training.requests import request
 
 if find_spec("peft") is None:
     pytest.skip("peft is not installed", allow_module_level=True)
@@ -225,11 +226,8 @@ def test_every_process_makes_the_same_model_and_a_reply_holds_what_trains(tmp_pa
     assert all(torch.equal(served[name], other.state_dict()[name]) for name in served)
     base = {name: buffer.clone() for name, buffer in one.named_buffers()}
     assert base and not base.keys() & served.keys()
-    request = TrainRequest(
-        round=1, partition=0, tensors=served, objective=ObjectiveSpec(), state_version=0, needed_versions=frozenset()
-    )
     trainer = SequentialTrainer(work)
-    (reply,) = trainer.train_many([request], ClientStore(tmp_path / "states"))
+    (reply,) = trainer.train_many([request(served)], ClientStore(tmp_path / "states"))
     assert isinstance(reply, TrainReply) and reply.tensors.keys() == served.keys() == reply.roles.keys()
     assert any(not torch.equal(reply.tensors[name], served[name]) for name in served if ".lora_B." in name)
     assert all(torch.equal(buffer, base[name]) for name, buffer in trainer._model.module.named_buffers())

@@ -23,6 +23,7 @@ from fedsign.optim.lisa import LISA, ClientLISA
 from fedsign.records import Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest, roles_of, tensors_of
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
+from tests.training.requests import request
 
 HERE = __name__
 LISA_SETTINGS = {"name": "lisa", "num_sampled_layers": 1, "period": 2, "blocks": "blocks.*"}
@@ -68,14 +69,6 @@ def workload(*, width: int = 12, optimizer: Mapping[str, Any] = LISA_SETTINGS, *
         "model": {"name": f"{HERE}:rows", "width": width},
     }
     return Workload(from_dict({**given, **changes, "client": {**client, **changes.get("client", {})}}))
-
-
-def request(tensors: Tensors, **changes: Any) -> TrainRequest:
-    values: dict[str, Any] = {
-        "round": 1, "partition": 2, "tensors": tensors, "objective": ObjectiveSpec(), "state_version": 0,
-        "needed_versions": frozenset(), **changes,
-    }  # fmt: skip
-    return TrainRequest(**values)
 
 
 def train(work: Workload, folder: Path, asked: TrainRequest, *, copies: bool = True) -> TrainReply:

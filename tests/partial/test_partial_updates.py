@@ -24,6 +24,7 @@ from strategies.feddyn import FedDyn
 from strategies.server_optim.adam import ServerAdam
 from strategies.server_optim.base import ServerOptimizer
 from strategies.server_optim.sgd import ServerSGD
+from tests.training.requests import request
 
 ROLES = {"first": Role.PARAMETER, "mean": Role.BUFFER, "middle": Role.PARAMETER, "last": Role.PARAMETER}
 BUFFERS = frozenset({"mean"})
@@ -250,15 +251,7 @@ def test_an_attacker_changes_what_it_sends() -> None:
 
     part = from_dict({"attack": {"name": "sign_flip", "fraction": 1.0}}).attack
     served, sent = model(0), reply(0, "first")
-    request = TrainRequest(
-        round=1,
-        partition=0,
-        tensors=served,
-        objective=ObjectiveSpec(),
-        state_version=0,
-        needed_versions=frozenset(),
-    )
-    lie = Attack(part, seed=0, num_clients=1).after(request, sent)
+    lie = Attack(part, seed=0, num_clients=1).after(request(served, 0), sent)
     assert isinstance(lie, TrainReply) and lie.tensors.keys() == sent.tensors.keys()
     torch.testing.assert_close(lie.tensors["first"], 2 * served["first"] - sent.tensors["first"])
     assert torch.equal(lie.tensors["mean"], sent.tensors["mean"])

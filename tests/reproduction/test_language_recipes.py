@@ -6,12 +6,48 @@ import pytest
 
 from simulations.recipes import table as recipes
 from simulations.recipes.base import Verdict
+from simulations.recipes.language.smollm2 import kept_gains, ratio_at_equal, timed
 
 
 @pytest.mark.slow
-def test_silos_fine_tune_a_language_model_that_transformers_loads() -> None:
-    finding = recipes.get("federated-llm").check(quick=True)
+@pytest.mark.parametrize("name", ["federated-llm", "low-precision"])
+def test_silos_fine_tune_a_language_model_that_transformers_loads(name: str) -> None:
+    finding = recipes.get(name).check(quick=True)
     assert finding.as_expected, (finding.reason, finding.metrics)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # of transformers to peft
+def test_silos_fine_tune_a_pretrained_model_that_transformers_and_peft_load() -> None:
+    finding = recipes.get("smollm2-instructions").check(quick=True)
+    if "not installed" in finding.reason:
+        pytest.skip(finding.reason)
+    assert finding.as_expected, (finding.reason, finding.metrics)
+
+
+def test_methods_are_compared_at_the_smaller_of_their_costs() -> None:
+    """Three rounds of 1 byte beside two of 2: at 3 bytes, the second has completed one."""
+    cheap, dear = ([{"loss": loss, "bytes": at * cost} for at, loss in enumerate(losses)] for cost, losses in (
+        (1.0, (8.0, 4.0, 2.0, 1.0)), (2.0, (8.0, 5.0, 0.5)),
+    ))  # fmt: skip
+    assert ratio_at_equal("bytes", cheap, dear) == 1.0 / 5.0
+    assert ratio_at_equal("bytes", dear, cheap) == 5.0 / 1.0
+    assert ratio_at_equal("bytes", cheap[:2], dear) == 4.0 / 8.0  # no round within 1 byte: the pretrained model
+
+
+def test_a_round_that_was_disturbed_costs_as_much_as_any_other() -> None:
+    """Rounds of 2, 2, and 9 seconds."""
+    curve = [{"loss": 1.0, "bytes": 0.0, "seconds": at} for at in (0.0, 2.0, 4.0, 13.0)]
+    found = timed({("lora", 0): curve, ("full", 0): [{**point, "seconds": 5.0 * at} for at, point in enumerate(curve)]})
+    assert [point["seconds"] for point in found["lora", 0]] == [0.0, 2.0, 4.0, 6.0]
+    assert [point["seconds"] for point in found["full", 0]] == [0.0, 5.0, 10.0, 15.0]
+
+
+def test_low_precision_keeps_a_share_of_the_gain_after_as_many_rounds() -> None:
+    """From 4 to 2 in float32, to 3 with the low one; float32's later rounds do not count."""
+    full, low = ([{"loss": loss} for loss in losses] for losses in ((4.0, 3.0, 2.0, 1.0), (4.0, 3.5, 3.0)))
+    curves = {(name, seed): curve for name, curve in (("full", full), ("plain", low)) for seed in (0, 1, 2)}
+    assert kept_gains(curves, ["plain"]) == {"plain_gain": 0.5}
 
 
 @pytest.mark.slow

@@ -82,6 +82,8 @@ def test_what_a_recipe_trains_is_on_the_data_that_were_asked_for() -> None:
     for name, recipe in recipes.all_recipes().items():
         if recipe.budget is not None:
             full, quick = (recipe.budget(is_quick, where) for is_quick in (False, True))
+            if full.known:
+                continue  # data and model of its own
             assert full.trainings > quick.trainings >= 1, name
             assert full.experiment["data"]["name"] == "mnist" and full.experiment["model"] == {"name": "cnn"}, name
 

@@ -34,7 +34,7 @@ def test_memory_is_the_formulas() -> None:
 
 
 def test_what_is_not_of_paro_is_not_predicted_and_all_of_paro_competes() -> None:
-    assert predicted("FSDP2 2-D", **NETWORK) is None
+    assert predicted("FSDP2 HSDP", **NETWORK) is None
     assert COMPETITORS.keys() >= STRATEGIES.keys()
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.compatibility import strategy
-from clients.sharding.decide import sharded
+from clients.sharding.decide import sharded, task_of
 from clients.sharding.group import ShardGroup
 from clients.sharding.rules import SHARDING
 from clients.state.store import ClientStore
@@ -32,10 +32,10 @@ from fedsign.sharding.traffic import Network, Rings
 from fedsign.workload import Workload
 from simulations.api import make_strategy
 from strategies.base import Strategy
-from tests.distributed import federation
+from tests.distributed import federation, low
 
 RANKS = 2
-SHARDED = ("fedavg", "fedprox", "fedsign", "fedpan", "control")  # a control by its objective
+SHARDED = ("fedavg", "fedprox", "fedsign", "fedpan", "control", "scaffold", "feddyn")  # a control by its objective
 FLAT = {"model": {"name": f"{__name__}:flat"}}  # without buffers, of which noise would make nonsense
 GROUPED: dict[str, list[dict[str, Any]]] = {
     "all of Flower's": [
@@ -57,6 +57,11 @@ GROUPED: dict[str, list[dict[str, Any]]] = {
             "client": {"local_epochs": 0, "local_steps": 2, "batch_size": 3},
         }
     ],
+    "weights in bf16": [
+        {"model": {"name": f"{low.__name__}:low_deep"}, "client": {"low_precision": low_precision}}
+        for low_precision in ("master", "stochastic", "plain")
+    ],
+    "weights in bf16, BatchNorm and dropout": [{"model": {"name": "tests.distributed.parity:low_noisy"}}],
     "privacy": [
         {**FLAT, "privacy": {"name": "central", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}},
     ],
@@ -68,6 +73,9 @@ GROUPED: dict[str, list[dict[str, Any]]] = {
 ONE: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedpan": {"strategy": strategy("fedpan")},
+    "scaffold": {"strategy": strategy("scaffold")},
+    "feddyn": {"strategy": strategy("feddyn")},
+    "feddyn, frozen parameters": {"strategy": strategy("feddyn"), "model": {"name": f"{__name__}:freezing"}},
     "fedprox": {"strategy": {"name": "fedprox", "mu": 0.5}},
     "fedsign": {"strategy": {"name": "fedsign", "gamma": 0.2, "reduction": "mean"}},
     "fedsign, reduction=tensor_mean": {"strategy": {"name": "fedsign", "reduction": "tensor_mean"}},
@@ -81,7 +89,12 @@ ONE: dict[str, dict[str, Any]] = {
     "client.optimizer.name=adamw": {"client": {"optimizer": {"name": "adamw"}}},
     "client.optimizer.name=lisa": {"client": {"optimizer": {"name": "lisa"}}},
     "client.optimizer.name=galore": {"client": {"optimizer": {"name": "galore"}}},
+    "an optimizer that declares nothing": {"client": {"optimizer": {"name": f"{__name__}:undeclared"}}},
     "client.optimizer.name=lora": {"client": {"optimizer": {"name": "lora"}}},
+    "client.optimizer.ranks": {
+        "client": {"optimizer": {"name": "lora", "aggregation": "flora", "ranks": [8, 4, 2, 1]}},
+    },
+    "client.optimizer.quantization": {"client": {"optimizer": {"name": "lora", "quantization": "nf4"}}},
     "client.optimizer.moments=offload": {"client": {"optimizer": {"name": "lisa", "moments": "offload"}}},
     "client.optimizer.moments=reset": {"client": {"optimizer": {"name": "lisa", "moments": "reset"}}},
     "masks that change": {
@@ -94,8 +107,11 @@ ONE: dict[str, dict[str, Any]] = {
         "data": {"name": f"{__name__}:images", "augment": "flip"},
         **FLAT,
     },
-    "BatchNorm": {"model": {"name": "cnn", "channels": [2, 2]}},
+    "BatchNorm": {"model": {"name": f"{__name__}:normalizing"}},
     "dropout": {"model": {"name": f"{__name__}:dropping"}},
+    "dropout in pieces": {"model": {"name": f"{__name__}:dropping"}, "client": {"micro_batch": 2}},
+    "dropout of channels": {"model": {"name": f"{__name__}:dropping_channels"}},
+    "dropout of a function": {"model": {"name": f"{__name__}:dropping_alone"}},
     "a buffer that training changes": {"model": {"name": f"{__name__}:counting"}},
     "samples that depend on each other": {"model": {"name": f"{__name__}:mixing"}},
     "engine.precision=bf16": {"engine": {"name": "in_process", "precision": "bf16"}},
@@ -105,19 +121,22 @@ ONE: dict[str, dict[str, Any]] = {
     "GPUs": {"engine": {"name": "in_process", "device": "cuda"}},
 }
 REASONS = {
-    "all other strategies": "objective '.*' reads whole parameters.* strategy.name=fedavg, fedprox or fedsign",
+    "all other strategies": "objective '.*' reads whole parameters.* fedprox, fedsign, scaffold or feddyn",
     "fedsign, reduction=tensor_mean": "objective 'fedsign' reads whole parameters",
     "engine.name=ray": "engine.name=ray gives a client one process; use in_process or superlink",
     "engine.workers": "engine.workers=2 .* use engine.workers=1",
     "client.path=cohort": "client.path=cohort .* use client.path=sequential",
-    "client.optimizer.name=galore": "client.optimizer.name=galore .* move each element by itself",
-    "client.optimizer.name=lora": "client.optimizer.name=lora .* as buffers",
+    "an optimizer that declares nothing": "does not declare an element_rule, .* use sgd",
+    "client.optimizer.ranks": "client.optimizer.ranks cuts adapters .* leave it out",
+    "client.optimizer.quantization": "client.optimizer.quantization packs whole .* use quantization=none",
     "client.optimizer.moments=offload": "client.optimizer.moments=offload .* use drop or keep",
     "client.optimizer.moments=reset": "client.optimizer.moments=reset .* use drop or keep",
     "masks that change": "sparsity.name=rigl .* use sparsity.name=static",
     "engine.sparse_products=csr": "engine.sparse_products=csr .* use auto or dense",
-    "BatchNorm": "model.name=cnn has BatchNorm",
-    "dropout": "has dropout, whose draws",
+    "feddyn, frozen parameters": "objective 'feddyn' keeps client state of frozen parameters",
+    "dropout in pieces": "client.micro_batch=2 .* piece by piece; set it to 0",
+    "dropout of channels": "has a layer FeatureAlphaDropout, .* use nn.Dropout",
+    "dropout of a function": "draws random numbers that are not nn.Dropout's",
     "a buffer that training changes": "changes the buffer 'count'",
     "samples that depend on each other": "lets samples of a batch depend on each other",
     "engine.precision=bf16": "engine.precision=bf16 .* use engine.precision=float32",
@@ -125,6 +144,8 @@ REASONS = {
     "engine.channels_last": "engine.channels_last=on .* use auto or off",
     "tied blocks": "shares parameters between a block and other layers",
 }
+LORA = "client.optimizer.name=lora"
+OF_LORA = {"client.optimizer.ranks": "peft", "client.optimizer.quantization": "bitsandbytes"}
 ALL = {**ONE, **GROUPED}
 NEEDS = {
     "privacy": "privacy",
@@ -139,7 +160,11 @@ NEEDS = {
     "tied blocks": "partial",
     "fedsign, masked": "sparsity",
     "fedsign, sum, with LISA": "partial",
-    **{row: "partial" for row in ONE if "lisa" in row or "galore" in row or "lora" in row or "moments" in row},
+    **{
+        row: "partial"
+        for row in ONE
+        if any(name in row for name in ("lisa", "galore", "lora", "moments", "ranks", "quant"))
+    },
 }
 
 
@@ -170,6 +195,33 @@ def exact_gpt(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 
 def dropping(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return nn.Sequential(nn.Dropout(0.1), federation.deep(input_shape, num_outputs))
+
+
+def normalizing(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(64), federation.deep(input_shape, num_outputs)).double()
+
+
+def freezing(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    model = federation.deep(input_shape, num_outputs)
+    model.get_parameter("embed.bias").requires_grad_(False)
+    return model
+
+
+def dropping_channels(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return nn.Sequential(nn.FeatureAlphaDropout(0.1), federation.deep(input_shape, num_outputs))
+
+
+class DroppingAlone(federation.Deep):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+
+def dropping_alone(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return DroppingAlone(input_shape[0], num_outputs).double()
+
+
+def undeclared(parameters: Any, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(parameters, lr=lr, weight_decay=weight_decay)
 
 
 def tied(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
@@ -209,6 +261,11 @@ def given(root: Path, changes: Mapping[str, Any], **sharding: Any) -> Workload:
     return Workload(from_dict(federation.tree(root, **{**changes, "client": client})))
 
 
+def lacks(row: str) -> bool:
+    """Whether it needs a library that is not here."""
+    return row in OF_LORA and not all(map(find_spec, ("peft", OF_LORA[row])))
+
+
 def taken(workload: Workload) -> Workload:
     """As a run begins."""
     made = make_strategy(workload)
@@ -220,6 +277,8 @@ def taken(workload: Workload) -> Workload:
 def test_what_is_sharded_is_taken(row: str, tmp_path: Path) -> None:
     if row == "GPUs" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
+    if row == LORA and find_spec("peft") is None:
+        pytest.skip("peft is not installed")
     for changes in GROUPED.get(row, [ONE.get(row, {})]):
         work = taken(given(tmp_path, changes))
         assert work.config.client.sharding.ranks == RANKS and work.config.client.path == "sequential"
@@ -227,8 +286,8 @@ def test_what_is_sharded_is_taken(row: str, tmp_path: Path) -> None:
 
 @rows(REASONS)
 def test_what_is_not_is_an_error_of_one_sentence(row: str, tmp_path: Path) -> None:
-    if row == "client.optimizer.name=lora" and find_spec("peft") is None:
-        pytest.skip("peft is not installed")
+    if lacks(row):
+        pytest.skip(f"{OF_LORA[row]} is not installed")
     for changes in GROUPED.get(row, [ONE.get(row, {})]):
         with pytest.raises(ConfigError, match=f"client.sharding.ranks=2 was given, but .*{REASONS[row]}") as raised:
             taken(given(tmp_path, changes))
@@ -241,7 +300,7 @@ def test_every_rule_is_broken_by_a_row(tmp_path: Path) -> None:
     broken = set()
     for row in REASONS:
         for changes in GROUPED.get(row, [ONE.get(row, {})]):
-            if row != "client.optimizer.name=lora" or find_spec("peft"):
+            if not lacks(row):
                 workload = given(tmp_path, changes)
                 strategy = make_strategy(workload)
                 spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
@@ -250,7 +309,7 @@ def test_every_rule_is_broken_by_a_row(tmp_path: Path) -> None:
     left = {rule.sentence.partition(" ")[0] for rule in {*SHARDING.all_rules} - broken}
     assert left <= {
         "engine.device={config.engine.device}",
-        *([] if find_spec("peft") else ["client.optimizer.name={config.client.optimizer.name}"]),
+        *filter(lacks, OF_LORA),
     }
 
 
@@ -331,6 +390,22 @@ def test_auto_is_the_least_of_the_fastest_that_fit(tmp_path: Path) -> None:
         near = [each for each in fits if each.step_s <= 1.05 * min(other.step_s for other in fits)]
         assert mine in near and mine.memory_bytes == min(each.memory_bytes for each in near)
     assert len(chosen) > 2 and "GGG" in chosen
+
+
+@pytest.mark.parametrize(
+    ("low_precision", "sizes"),
+    [
+        ("master", StateBytes(param=2, gradient=4, state=12)),
+        ("stochastic", StateBytes(param=2, gradient=4, state=8)),
+        ("plain", StateBytes(param=2, gradient=2, state=4)),
+    ],
+)
+def test_auto_counts_weights_in_bf16_as_ranks_keep_them(low_precision: str, sizes: StateBytes, tmp_path: Path) -> None:
+    """Gradients and moments in float32 unless steps are in bf16, and a float32 master."""
+    model = {"name": "tests.training.low_models:network"}
+    client = {"optimizer": {"name": "adamw"}, "low_precision": low_precision}
+    work = given(tmp_path, {"model": model, "client": client}, ranks=4, groups=2)
+    assert task_of(work, work.make_model()).sizes == sizes
 
 
 def test_auto_says_what_the_least_is(tmp_path: Path) -> None:

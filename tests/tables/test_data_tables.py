@@ -10,12 +10,14 @@ import pandas as pd
 import pytest
 import torch
 
+from fedsign.config import from_dict
 from fedsign.data.base import Dataset, normalized
 from fedsign.data.csv import csv
 from fedsign.data.npz import npz
 from fedsign.data.parquet import parquet
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
+from fedsign.workload import Workload
 
 Write = Callable[[Path, dict[str, list[Any]]], str]
 
@@ -184,9 +186,12 @@ def test_numbers_can_be_categories(tmp_path: Path, read: Callable[..., Dataset],
             "data.owner=hospital, but the owner is no feature",
         ),
         ({"age": [1, None, 3, None]}, {}, "column 'age' of {path} has 2 missing values, the first in row 2"),
-        ({"city": ["a", "b", None, "c"]}, {}, "column 'city' of {path} has 1 missing values, the first in row 3"),
-        ({"ill": ["a", None, "b", "c"]}, {}, "column 'ill' of {path} has 1 missing values"),
+        ({"city": ["a", "b", None, "c"]}, {}, "column 'city' of {path} has 1 missing value, the first in row 3"),
+        ({"ill": ["a", None, "b", "c"]}, {}, "column 'ill' of {path} has 1 missing value,"),
         ({"hospital": ["a", None, "b", "c"]}, {"owner": "hospital"}, "column 'hospital' of {path} has 1 missing"),
+        ({"age": [None] * 4}, {}, "column 'age' of {path} is empty; leave it out: --set 'data.unused=[\"age\"]'."),
+        ({"age": [None] * 4}, {"features": ("age", "city")}, "{path} is empty; leave it out of data.features."),
+        ({"ill": [None] * 4}, {}, "column 'ill' of {path} is empty; fill it in, or name another column."),
         ({"age": [1.0, 2.0, float("inf"), 4.0]}, {}, "column 'age' of {path} has infinite values"),
         ({}, {"target_type": "number"}, "data.target_type=number needs numbers"),
     ],
@@ -215,7 +220,7 @@ def test_a_class_of_test_rows_only_is_refused(tmp_path: Path, read: Callable[...
 @BOTH
 def test_a_column_of_names_is_no_feature(tmp_path: Path, read: Callable[..., Dataset], write: Write) -> None:
     path = write(tmp_path, {"name": [f"n{row}" for row in range(1300)], "target": [0, 1] * 650})
-    with pytest.raises(DataError, match=r"column 'name' has 1040 different values.*data\.features"):
+    with pytest.raises(DataError, match=r"column 'name' has 1040 different values.*--set 'data\.unused="):
         read(0, path=path)
 
 
@@ -243,6 +248,23 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path, read: Callable[..., 
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "said"),
+    [
+        ("x_train", (1, 0), "data.npz holds 1 value in x_train that is NaN or infinite, the first at x_train[1, 0];"),
+        ("x_test", slice(1, 3), "holds 4 values in x_test that are NaN or infinite, the first at x_test[1, 0];"),
+        ("y_train", 2, "holds 1 value in y_train that is NaN or infinite, the first at y_train[2];"),
+    ],
+)
+def test_a_missing_value_of_an_array_is_named_by_its_position(tmp_path: Path, name: str, place: Any, said: str) -> None:
+    arrays = {f"{of}_{part}": np.ones((4, 2) if of == "x" else 4) for of in "xy" for part in ("train", "test")}
+    arrays[name][place] = np.nan
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(DataError) as caught:
+        npz(0, path=str(tmp_path / "data.npz"))
+    assert said in str(caught.value)
+
+
 @pytest.mark.parametrize("content", [b"x,y\n1,2\n", b"", b"PK\x03\x04 cut off"], ids=["text", "empty", "cut"])
 def test_a_file_that_is_no_npz_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notz.npz"
@@ -268,7 +290,7 @@ def test_dates_are_refused(tmp_path: Path) -> None:
     ("rows", "given", "notes"),
     [
         ("x;target\n1,5;a\n2,5;b\n", {}, 2),
-        ("x;target\n1,5;a\n2,5;b\n", {"delimiter": ";"}, 2),
+        ("x;target\n1,5;a\n2,5;b\n", {"delimiter": ";", "decimal": ","}, 2),
         ("x\ttarget\n1\ta\n2\tb\n", {}, 2),
         ("x,target\n1,a\n2,b\n", {}, 0),
         ("a;b,c,target\n1,2,a\n3,4,b\n", {}, 0),
@@ -281,7 +303,113 @@ def test_a_delimiter_is_found_in_the_header_and_named(
     file.write_text(rows)
     found = csv(0, path=str(file), test_path=str(file), **given)
     assert found.num_outputs == 2
-    assert [f"the fields of {file} are separated by" in note for note in found.notes] == [True] * notes
+    assert [f"the fields of {file} are separated by" in note for note in found.read_as] == [True] * notes
+    assert found.notes == (), "no warning"
+
+
+@pytest.mark.parametrize("rows", ["x;target\n1,5;a\n-2;b\n", 'x,target\n"1,5",a\n-2,b\n'])
+def test_decimal_commas_are_numbers_if_they_are_said_to_be(tmp_path: Path, rows: str) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text(rows)
+    found = csv(0, path=str(file), test_path=str(file), decimal=",")
+    assert found.train.features.tolist() == [[1.5], [-2.0]] and found.feature_texts == (None,)
+    assert csv(0, path=str(file), test_path=str(file)).feature_texts == ("-2", "1,5")
+
+
+@pytest.mark.parametrize(
+    ("mark", "rows", "expected"),
+    [
+        (".", "1.234,5;a\n-2;b\n", [[1234.5], [-2.0]]),
+        (".", "1.234;a\n12.345.678;b\n", [[1234.0], [12345678.0]]),
+        (",", '1,234.5;a\n"2";b\n', [[1234.5], [2.0]]),
+    ],
+)
+def test_separators_of_thousands_are_left_out_if_they_are_said_to_be_some(
+    tmp_path: Path, mark: str, rows: str, expected: list[list[float]]
+) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text(f"x;target\n{rows}")
+    found = csv(0, path=str(file), test_path=str(file), thousands=mark)
+    assert found.train.features.tolist() == expected and found.feature_texts == (None,)
+
+
+def test_what_has_no_separators_of_thousands_stays_as_it_is(tmp_path: Path) -> None:
+    """1.5 is not 15, and a date no number."""
+    file = tmp_path / "table.csv"
+    file.write_text("x;day;target\n1.5;12.03.2020;a\n2.000;13.03.2020;b\n")
+    found = csv(0, path=str(file), test_path=str(file), thousands=".")
+    assert found.feature_texts == ("1.5", "2.000", "12.03.2020", "13.03.2020")
+    with pytest.raises(DataError, match=r"data\.decimal=\. was given with data\.thousands=\.; a mark has one meaning"):
+        csv(0, path=str(file), decimal=".", thousands=".")
+
+
+def test_a_missing_value_among_separated_thousands_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text("x;target\n1.234,5;a\n;b\n")
+    with pytest.raises(DataError, match=r"'x' of .* has 1 missing value, the first in row 2"):
+        csv(0, path=str(file), test_path=str(file), thousands=".")
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "said"),
+    [
+        (
+            "x;target\n1;1.234,5\n2;2,5\n",
+            {},
+            r"separators of thousands, such as '1\.234,5', each of .*; use --set 'data\.thousands=\.'",
+        ),
+        ("x;target\n1;1.234,5\n2;2,5\n", {"target_type": "number"}, r"needs numbers; since .*'data\.thousands=\.'"),
+        (
+            "x;target\n" + "".join(f"1.{100 + row % 900}.{100 + row // 900},5;a\n" for row in range(1300)),
+            {},
+            r"1040 different values.*--set 'data\.thousands=\.'",
+        ),
+        ("x;target\n1;1,5\n2;2,5\n", {}, "such as '1,5', each of which would be a class; use --set 'data.decimal=,'"),
+        (
+            "x,target\n" + "".join(f"{row}.5,{'a' if row else 'sitosa'}\n" for row in range(9)),
+            {"test_path": "x,target\n1,sitosa\n2,setosa\n"},
+            "class 'setosa' in the test rows only.*--set data.target_type=number --set task=regression.*'sitosa'",
+        ),
+        ("x,,target\n1,,a\n2,,b\n", {}, r"'Unnamed: 1' of .* is empty; .*--set 'data.unused=\[\"Unnamed: 1\"\]'"),
+        ("x,target\n1,a\n2,b\n", {"unused": ("xx",)}, "data.unused names the column 'xx'"),
+        ("x,class\n1,a\n2,b\n", {}, "columns of .* are x, class. Name the one to predict with --set data.target="),
+        (
+            "x,target\n" + "".join(f'"{row},5",a\n' for row in range(1300)),
+            {},
+            r"1040 different values, such as '0,5'.*--set 'data.unused=\[\"x\"\]'.*--set 'data.decimal=,'",
+        ),
+    ],
+)
+def test_a_mistake_in_a_table_is_a_sentence_with_the_setting_that_mends_it(
+    tmp_path: Path, rows: str, settings: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "table.csv").write_text(rows)
+    if "test_path" in settings:
+        (tmp_path / "test.csv").write_text(settings["test_path"])
+        settings = {"test_path": str(tmp_path / "test.csv")}
+    with pytest.raises(DataError, match=said):
+        csv(0, path=str(tmp_path / "table.csv"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"), [("latin-1", "byte 0xf6.*data.encoding=cp1252"), ("utf-16", "data.encoding=utf-16")]
+)
+def test_an_encoding_is_named_with_the_setting_that_reads_it(tmp_path: Path, encoding: str, said: str) -> None:
+    file = tmp_path / "table.csv"
+    file.write_bytes("city;target\nKöln;a\nRom;b\n".encode(encoding))
+    with pytest.raises(DataError, match=f"is not text in UTF-8 .*{said}") as caught:
+        csv(0, path=str(file), test_path=str(file))
+    setting = str(caught.value).partition("--set data.encoding=")[2].partition(",")[0]
+    assert csv(0, path=str(file), test_path=str(file), encoding=setting).feature_texts == ("Köln", "Rom")
+    with pytest.raises(DataError, match=r"data\.encoding=utf-99 is no encoding that Python knows"):
+        csv(0, path=str(file), encoding="utf-99")
+
+
+def test_white_space_behind_a_delimiter_is_no_part_of_a_name_or_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text('x, city, target\n1, "Rome, north", a\n2,"Oslo", b\n')
+    found = csv(0, path=str(file), test_path=str(file))
+    assert (found.class_names, found.feature_texts) == (("a", "b"), (None, "Oslo", "Rome, north"))
 
 
 def test_a_table_without_a_header_is_a_sentence(tmp_path: Path) -> None:
@@ -329,6 +457,49 @@ def test_texts_as_targets_are_classes_in_sorted_order_or_that_of_class_names(
     assert data.test.targets.tolist() == [class_names.index("cat")]
 
 
+@pytest.mark.parametrize(
+    ("y", "task", "said"),
+    [
+        (
+            np.arange(8.0) % 2,
+            "classification",
+            r"\(--set task=regression .*\), or if 0, 1 are classes, give integers, y",
+        ),
+        (np.arange(8) / 2, "classification", "'\\), or other data"),
+        (
+            np.arange(8) % 2,
+            "regression",
+            r"has class labels; use task=classification, or give numbers: y.astype\(float",
+        ),
+    ],
+)
+def test_labels_of_the_wrong_type_are_a_sentence_with_the_cast(tmp_path: Path, y: Any, task: str, said: str) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((8, 1)), y=y)
+    tree = {"data": {"name": "npz", "path": str(tmp_path / "data.npz")}, "task": task}
+    with pytest.raises(ConfigError, match=said):
+        _ = Workload(from_dict(tree)).dataset
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "setting"),
+    [
+        ("1.0,2.0,1.0,2.0", "classification", "data.target_type=class"),
+        ("1,2,1,2", "regression", "data.target_type=number"),
+    ],
+)
+def test_a_target_of_the_wrong_type_is_a_sentence_with_the_setting_that_helps(
+    tmp_path: Path, target: str, task: str, setting: str
+) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("x,target\n" + "".join(f"{row},{value}\n" for row, value in enumerate(target.split(","))))
+    metrics = ["rmse"] if task == "regression" else ["accuracy"]
+    data = {"name": "csv", "path": str(file), "test_path": str(file)}
+    with pytest.raises(ConfigError, match=f"--set {setting}"):
+        _ = Workload(from_dict({"data": data, "task": task, "metrics": metrics})).dataset
+    key, _, value = setting.removeprefix("data.").partition("=")
+    assert len(Workload(from_dict({"data": {**data, key: value}, "task": task, "metrics": metrics})).dataset.train) == 4
+
+
 def test_arrays_of_images_in_bytes_become_fractions_with_channels_first(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(256, size=(10, 4, 5, 3), dtype=np.uint8)
     np.savez_compressed(tmp_path / "data.npz", x=pixels, y=np.arange(10.0), class_names=["unused"])
@@ -355,6 +526,9 @@ def test_arrays_of_images_in_bytes_become_fractions_with_channels_first(tmp_path
             {"x": np.zeros((2, 1)), "y": ["a", "b"], "class_names": ["b"]},
             "has the class 'a' in y, but the classes are b; add it to class_names",
         ),
+        ({"x": np.zeros((3, 1)), "y": np.eye(3)}, r"y of the shape \[3, 3\]; .* y.argmax\(axis=1\)"),
+        ({"x": np.zeros((3, 1)), "y": np.eye(3, dtype=int)}, r"y.argmax\(axis=1\)"),
+        ({"x": np.zeros((3, 1)), "y": np.zeros((3, 1), int)}, r"y of the shape \[3, 1\]; .* y.ravel\(\)"),
         ({"x": np.zeros((3, 1)), "y": np.zeros(3), "owners": np.zeros(2, int)}, "one sample a row"),
         ({"x": np.array([object()]), "y": np.zeros(1)}, "cannot be read as .npz"),
     ],

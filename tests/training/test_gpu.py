@@ -11,9 +11,10 @@ from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.optim.lisa import LISA as LISAOptimizer
-from fedsign.records import ObjectiveSpec, Tensors, TrainRequest, tensors_of
+from fedsign.records import ObjectiveSpec, Tensors, tensors_of
 from fedsign.workload import Workload
 from simulations.api import run
+from tests.training.requests import request
 
 OBJECTIVES = [
     ObjectiveSpec(),
@@ -35,15 +36,9 @@ def two_rounds(device: str, model: str, objective: ObjectiveSpec, folder: Path) 
     trainer, store = SequentialTrainer(work), ClientStore(folder)
     tensors = {name: tensor.cpu() for name, tensor in tensors_of(work.make_model()).items()}
     for round in (1, 2):
-        request = TrainRequest(
-            round=round,
-            partition=2,
-            tensors=tensors,
-            objective=objective,
-            state_version=round - 1 if objective.name == "feddyn" else 0,
-            needed_versions=frozenset({round - 1}),
-        )
-        tensors = trainer.train(request, store).tensors
+        version, needed = round - 1 if objective.name == "feddyn" else 0, frozenset({round - 1})
+        asked = request(tensors, round=round, objective=objective, state_version=version, needed_versions=needed)
+        tensors = trainer.train(asked, store).tensors
     return tensors
 
 
@@ -93,10 +88,7 @@ def in_parts(device: str, width: int, **optimizer: Any) -> Workload:
 def one_round(work: Workload, objective: ObjectiveSpec, folder: Path) -> Tensors:
     tensors = {name: tensor.cpu() for name, tensor in tensors_of(work.make_model()).items()}
     before = {name: tensor.clone() for name, tensor in tensors.items()}
-    request = TrainRequest(
-        round=1, partition=2, tensors=tensors, objective=objective, state_version=0, needed_versions=frozenset()
-    )
-    reply = SequentialTrainer(work).train(request, ClientStore(folder)).tensors
+    reply = SequentialTrainer(work).train(request(tensors, objective=objective), ClientStore(folder)).tensors
     assert all(torch.equal(tensors[name], before[name]) for name in tensors)
     return reply
 

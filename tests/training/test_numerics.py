@@ -19,10 +19,11 @@ from fedsign.data.base import Dataset, Samples
 from fedsign.errors import ConfigError
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.numerics import Numerics
-from fedsign.records import ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
+from fedsign.records import ObjectiveSpec, Tensors, TrainReply, tensors_of
 from fedsign.seeding import Purpose, torch_stream
 from fedsign.workload import Workload
 from simulations import run
+from tests.training.requests import request
 
 CPU = torch.device("cpu")
 
@@ -51,15 +52,8 @@ def workload(**changes: Any) -> Workload:
 
 
 def trained(work: Workload, folder: Path, objective: ObjectiveSpec | None = None) -> Tensors:
-    request = TrainRequest(
-        round=1,
-        partition=1,
-        tensors=tensors_of(work.make_model()),
-        objective=objective or ObjectiveSpec(),
-        state_version=0,
-        needed_versions=frozenset(),
-    )
-    (reply,) = SequentialTrainer(work).train_many([request], ClientStore(folder))
+    asked = request(tensors_of(work.make_model()), 1, objective=objective or ObjectiveSpec())
+    (reply,) = SequentialTrainer(work).train_many([asked], ClientStore(folder))
     assert isinstance(reply, TrainReply), reply
     return reply.tensors
 

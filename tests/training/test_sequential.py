@@ -15,23 +15,19 @@ from torch.nn import functional
 from clients.local_optim import LocalOptimizer, stepper
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
-from clients.working_model import WorkingModel
+from clients.working_model import BorrowingModel, LargeModel, WorkingModel
 from fedsign.config import from_dict
 from fedsign.numerics import Numerics
-from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
+from fedsign.records import Failure, Tensors, TrainReply, tensors_of
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
+from tests.training.requests import request
 
 
 def workload(**changes: Any) -> Workload:
     client = {"local_epochs": 2, **changes.pop("client", {})}
     partition = {"num_clients": 12, "alpha": 0.3, "min_partition_size": 1}
     return Workload(from_dict({"partition": partition, "client": client, **changes}))
-
-
-def request(tensors: Tensors, partition: int, *, round: int = 1, **changes: Any) -> TrainRequest:
-    values: dict[str, Any] = {"objective": ObjectiveSpec(), "state_version": 0, "needed_versions": frozenset()}
-    return TrainRequest(round=round, partition=partition, tensors=tensors, **{**values, **changes})
 
 
 def plain_loop(work: Workload, start: Tensors, partition: int, *, round: int, optimizer: Any) -> Tensors:
@@ -249,6 +245,65 @@ def test_received_parameters_are_converted_once_a_round_and_are_those_of_the_req
     assert model.received(dict(came), round=1) is first
     came["weight"].zero_()  # a server may move its model in place between rounds
     assert torch.equal(model.received(came, round=2)["weight"], torch.zeros(3, 2, dtype=torch.float64))
+
+
+def unaligned(tensor: Tensor) -> Tensor:
+    """The same values, 4 bytes off what torch allocates."""
+    return torch.cat([torch.zeros(1), tensor.reshape(-1)])[1:].view(tensor.shape)
+
+
+def test_an_evaluated_model_borrows_its_tensors_and_copies_those_at_other_addresses() -> None:
+    module = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    model = BorrowingModel(module, Numerics(device=torch.device("cpu")))
+    initial = model.copies()
+    assert initial["0.weight"].data_ptr() == module[0].weight.data_ptr()  # handed over
+    given = {name: tensor.clone() for name, tensor in tensors_of(module).items()}
+    given["0.bias"] = unaligned(given["0.bias"] + 1)
+    model.load(given)
+    assert module[0].weight.data_ptr() == given["0.weight"].data_ptr()
+    assert module[0].bias.data_ptr() % 64 == 0 and torch.equal(module[0].bias, given["0.bias"])
+    module(torch.randn(8, 64))  # writes into buffers
+    assert torch.equal(given["1.running_mean"], initial["1.running_mean"])
+    model.empty()
+    assert sum(parameter.numel() for parameter in (module[0].weight, module[1].weight)) == 0
+    assert all(tensor.numel() for tensor in (*initial.values(), *given.values()))
+
+
+def test_a_refused_load_leaves_the_tensors_that_were_borrowed_before() -> None:
+    """`load_state_dict` copies what fits before it raises."""
+    model = BorrowingModel(nn.Linear(64, 64), Numerics(device=torch.device("cpu")))
+    given = {"weight": torch.zeros(64, 64), "bias": torch.zeros(64)}
+    model.load(given)
+    assert model.module.get_parameter("weight").data_ptr() == given["weight"].data_ptr()
+    with pytest.raises(RuntimeError, match="size mismatch for bias"):
+        model.load({"weight": torch.ones(64, 64), "bias": torch.zeros(3)})
+    assert not given["weight"].any()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_large_model_replies_with_the_bits_of_a_small_one_and_with_the_memory_it_trained(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies = []
+    for least in (2**26, 0):
+        monkeypatch.setattr("clients.working_model.LARGE_BYTES", least)
+        work = workload(client={"optimizer": {"name": optimizer, **({"momentum": 0.9} if optimizer == "sgd" else {})}})
+        trainer, tensors = SequentialTrainer(work), tensors_of(work.make_model())
+        assert isinstance(trainer._model, LargeModel) == (least == 0)
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        replies.append([trainer.train(request(tensors, client), ClientStore(tmp_path)) for client in (0, 1, 0)])
+        assert all(torch.equal(before[name], tensors[name]) for name in tensors)
+    for small, large in zip(*replies, strict=True):
+        assert all(torch.equal(small.tensors[name], large.tensors[name]) for name in small.tensors)
+
+
+def test_no_gradient_and_no_moment_outlasts_a_clients_steps(tmp_path: Path) -> None:
+    work = workload(client={"optimizer": {"name": "adamw"}})
+    trainer = SequentialTrainer(work)
+    trainer.train(request(tensors_of(work.make_model())), ClientStore(tmp_path))
+    optimizer = trainer._optimizer._optimizer
+    assert optimizer is not None and not optimizer.state
+    assert all(parameter.grad is None for parameter in trainer._model.parameters.values())
 
 
 def test_a_stream_does_not_depend_on_how_its_seed_is_handed_over() -> None:

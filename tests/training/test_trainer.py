@@ -21,18 +21,11 @@ from fedsign.federation.exchange import ClientLedger
 from fedsign.records import Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest, tensors_of
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
+from tests.training.requests import request
 
 
 def workload(**changes: Any) -> Workload:
     return Workload(from_dict({"partition": {"num_clients": 6, "alpha": 1.0}, "server": {"cohort_size": 3}, **changes}))
-
-
-def request(tensors: Tensors, **changes: Any) -> TrainRequest:
-    values: dict[str, Any] = {
-        "round": 1, "partition": 2, "tensors": tensors, "objective": ObjectiveSpec(), "state_version": 0,
-        "needed_versions": frozenset(), **changes,
-    }  # fmt: skip
-    return TrainRequest(**values)
 
 
 def by_hand(work: Workload, start: Tensors, *, round: int, partition: int, drift: dict[str, Any]) -> Tensors:

@@ -149,6 +149,18 @@ def test_the_page_of_a_run_without_findings_has_its_curves_and_configuration(tab
     )
 
 
+def test_the_first_chart_is_of_a_metric_that_the_chosen_runs_have(tab: Tab, ui: Served) -> None:
+    folder = make(Path("runs"), seed=5, rounds=0)
+    for n in range(1, 9):
+        folder.append("rounds.jsonl", {"round": n, "balanced_accuracy": n / 10, "loss": 1 / n})
+    opened(tab, ui)
+    (chosen,) = (row["id"] for row in ui.rows(filter="seed=5"))
+    for view in (f"#run/{chosen}", f"#runs?ids={chosen}"):
+        tab.js(f"location.hash = '{view}'")
+        tab.wait("document.querySelector('#chart-0 select')?.value === 'balanced_accuracy'")
+        tab.wait("document.querySelector('#chart-0 .key b').textContent.startsWith('80')")
+
+
 def test_nothing_of_a_hostile_run_becomes_part_of_the_page(tab: Tab, ui: Served) -> None:
     folder = make(Path("runs"), seed=4)
     quoted = json.dumps(SCRIPT)

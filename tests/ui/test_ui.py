@@ -56,6 +56,21 @@ def ui(roots: list[Path]) -> Iterator[Served]:
         yield ui
 
 
+def test_the_keys_of_chosen_runs_are_theirs_alone(ui: Served, roots: list[Path]) -> None:
+    folder = make(roots[0], seed=3, rounds=0)
+    folder.append("rounds.jsonl", {"round": 1, "balanced_accuracy": 0.5})
+    ids = {row["facts"]["seed"]: row["id"] for row in ui.rows(columns="seed")}
+
+    def entries(*seeds: int) -> dict[str, int]:
+        keys = ui.get("/api/keys", ids=",".join(ids[seed] for seed in seeds))
+        return {key["name"]: key["entries"] for key in keys if key["name"].endswith("accuracy")}
+
+    assert entries(3) == {"last.balanced_accuracy": 1}
+    both = entries(0, 3)
+    assert both["last.accuracy"] == both["last.balanced_accuracy"] == 1 and entries(0, 1)["last.accuracy"] == 2
+    assert set(entries()) >= set(both)
+
+
 @pytest.mark.parametrize(
     ("text", "seeds"),
     [
@@ -172,6 +187,25 @@ def test_curves_are_over_rounds_bytes_or_seconds(ui: Served) -> None:
     assert log["x"]["log"] and log["y"]["log"] and log["y"]["limits"] == [0.1, 1]
 
 
+def test_labels_take_the_settings_that_tell_runs_apart_and_then_the_folders_name(tmp_path: Path) -> None:
+    """Of four settings that differ, the last alone tells the first two runs apart; the last two are equal."""
+    made = {"20260101-1": (8, "mlp"), "20260101-2": (8, "ours.networks.image:Network"), "20260101-3": (4, "mlp")}
+    for name, (number, model) in (made | {"20260101-4": made["20260101-3"]}).items():
+        folder = make(tmp_path / "runs", rounds=1)
+        client = f"[client]\nbatch_size = {number}\nepochs = {number}\nlr = {number}\n"
+        (folder.path / "config.toml").write_text(f'{client}[model]\nname = "{model}"\n[strategy]\nname = "fedavg"\n')
+        folder.path.rename(folder.path.with_name(name))
+    with served([tmp_path / "runs"]) as ui:
+        names = {row["name"]: row["id"] for row in ui.rows()}
+        labels = ui.get("/api/differences", ids=",".join(names[name] for name in sorted(names)))["labels"]
+    assert labels == [
+        "fedavg · batch_size 8 · epochs 8 · model mlp",
+        "fedavg · batch_size 8 · epochs 8 · model ….networks.image:Network",
+        "fedavg · batch_size 4 · epochs 4 · model mlp · 20260101-3",
+        "fedavg · batch_size 4 · epochs 4 · model mlp · 20260101-4",
+    ]
+
+
 def test_runs_are_told_apart_by_the_settings_in_which_they_differ(ui: Served) -> None:
     ids = ",".join(row["id"] for row in ui.rows(sort="seed", ascending="1"))
     found = ui.get("/api/differences", ids=ids)
@@ -232,7 +266,10 @@ def test_sites_members_findings_and_failures_are_shown(ui: Served, roots: list[P
     folder.append("failures.jsonl", {"round": 2, "partition": 1, "reason": "crash", "details": "a traceback"})
     finding = {"round": 0, "source": "data", "rule": "feature-scales", "message": "1e6 apart.", "remedy": "normalize."}
     folder.append("findings.jsonl", finding)
-    (row,) = ui.rows(filter="seed=5")
+    (row,) = ui.rows(filter="seed=5 findings>0")
+    assert (row["facts"]["done.findings"], row["facts"]["data"]) == (1, "digits")
+    folder.append("findings.jsonl", finding)
+    assert ui.rows(filter="seed=5")[0]["facts"]["done.findings"] == 2
     run = ui.get(f"/api/run/{row['id']}")
     (site,) = run["sites"]["rows"]
     assert (site["last"]["accuracy"], site["best"]["accuracy"]) == (0.5, 0.6)
@@ -245,10 +282,11 @@ def test_a_comparison_leads_to_its_cells(ui: Served, roots: list[Path]) -> None:
     from fedsign.storage.digests import sealed_json
 
     cell = make(roots[1] / "trial" / "cells", seed=5)
+    cell.append("findings.jsonl", {"round": 1, "rule": "plateau", "message": "flat", "remedy": "raise lr"})
     plan = {"format": 2, "metric": "accuracy", "labels": {"fedavg": "FedAvg"}, "cells": [{}], "seeds": [5]}
     (roots[1] / "trial" / "comparison.json").write_text(sealed_json(plan))
     (row,) = ui.rows(kind="comparison")
-    assert row["facts"]["strategies"] == "FedAvg"
+    assert (row["facts"]["strategies"], row["facts"]["done.findings"]) == ("FedAvg", 1)
     (run,) = ui.rows(parent=row["id"])
     assert run["name"].endswith(cell.path.name)
     plan = ui.get(f"/api/run/{run['id']}/resume")

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsign.federation.aggregation import Dispersion, WeightedMean, in_slot_order
+from fedsign.federation.aggregation import Dispersion, WeightedMean, in_slot_order, norm_of
 from fedsign.records import Tensors, TrainReply
 from strategies.base import Strategy
 
@@ -94,7 +94,7 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype, num: int) -> No
         naive += one
     assert (naive / num).item() == 0.5
     mean = mean_of([{"w": one}] * num)["w"]
-    assert (mean.item(), mean.dtype) == (1.0, dtype)
+    assert (mean.item(), mean.dtype) == (1.0, torch.float32)  # whoever stores it rounds it
 
 
 def test_a_half_precision_mean_does_not_overflow_on_the_way() -> None:
@@ -208,7 +208,7 @@ def test_stacks_of_any_sizes_give_the_mean_of_their_models(
     expected = np.average(stack["w"].double().numpy(), axis=0, weights=weights)
     tolerance = 4 * torch.finfo(dtype).eps
     np.testing.assert_allclose(mean["w"].double().numpy(), expected, rtol=tolerance, atol=tolerance)
-    assert (mean["w"].dtype, mean["n"].item(), total.count) == (dtype, 0, num)
+    assert (mean["w"].dtype, mean["n"].item(), total.count) == (torch.promote_types(dtype, torch.float32), 0, num)
 
 
 def test_a_stack_of_one_is_that_model_to_the_last_bit() -> None:
@@ -254,3 +254,22 @@ def test_a_models_layout_in_memory_does_not_show_in_its_spread(size: int) -> Non
     assert metrics[0][1] is not None and metrics[0][1] > 0.1
     for other in metrics[1:]:
         assert other == pytest.approx(metrics[0], rel=1e-5)
+
+
+def test_a_tensor_that_was_not_sent_counts_as_one_that_did_not_move() -> None:
+    """Bit for bit, without a sum of its size."""
+    received = {"sent": torch.randn(400, 400), "left": torch.randn(500, 400)}
+    left_out, copied = Dispersion(), Dispersion()
+    for seed in range(2):
+        sent = received["sent"] + torch.randn(400, 400, generator=torch.Generator().manual_seed(seed))
+        left_out.add({**received, "sent": sent}, received)
+        copied.add({"sent": sent, "left": received["left"].clone()}, received)
+    assert left_out._large_sums.keys() == {"sent"} and left_out.norms == copied.norms
+    assert left_out.metrics() == copied.metrics() == left_out.metrics()
+
+
+def test_norms_through_a_buffer_have_the_bits_of_torchs() -> None:
+    tensors = {"small": torch.randn(7), "large": torch.randn(400, 400), "half": torch.randn(500, 500).bfloat16()}
+    tensors |= {"scalar": torch.tensor(3.0), "transposed": torch.randn(300, 400).T}
+    norms = torch._foreach_norm(list(tensors.values()), 2, dtype=torch.float64)
+    assert norm_of(tensors, tensors) == sum(each.item() ** 2 for each in norms) ** 0.5

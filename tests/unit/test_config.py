@@ -4,6 +4,7 @@ import math
 import re
 import sys
 import tomllib
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,8 @@ def test_a_misspelt_name_is_answered_with_the_nearest(override: str, expected: s
             ],
         ),
         (["metrics=accuracy"], ["metrics='accuracy'", 'a list such as ["accuracy"]', "--set 'metrics=[\"accuracy\"]'"]),
+        (["metrics=f1, auc"], ['--set \'metrics=["f1", "auc"]\'']),
+        (["metrics=[f1]"], ["--set 'metrics=[\"f1\"]'"]),
         (["model.hidden=3"], ["model.hidden=3", "a list such as [128, 128]"]),
         (["model.hidden=[8,0]"], ["model.hidden[1]=0", "greater than 0", "--set model.hidden=VALUE"]),
         (["model.hidden=[true]"], ["model.hidden=", "not true or false"]),
@@ -301,6 +304,26 @@ def test_a_mistake_is_one_sentence_that_names_what_was_given(overrides: list[str
     assert all(part in sentence for part in expected), sentence
     for leaked in ("valid tuple", "valid dictionary", "instance of", "String should", "pydantic", "setting_"):
         assert leaked not in sentence
+
+
+@pytest.mark.needs("tables")
+@pytest.mark.parametrize("override", ["data.path=my wine.csv", "data.name=my wine.csv", "data=my wine.csv"])
+def test_a_data_file_without_its_reader_is_answered_with_the_settings_that_read_it(override: str) -> None:
+    sentence = sentence_of(override)
+    assert sentence.startswith(f"{override} was given")
+    assert "use --set data.name=csv --set 'data.path=my wine.csv' --set data.target=COLUMN." in sentence
+    assert "--set data.name=NAME --set data.path=x.dat, where NAME is one of csv, " in sentence_of("data.path=x.dat")
+    assert load(None, ["data.name=csv", "data.path=my wine.csv", "data.target=kind"]).data.name == "csv"
+
+
+@pytest.mark.needs("tables")
+def test_a_data_file_in_the_place_of_a_configuration_is_answered_with_the_settings_that_read_it(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").touch()
+    for file in (tmp_path / "a.npz", tmp_path / "none.npz"):
+        with pytest.raises(
+            ConfigError, match=rf"{file.name} was given, where .* use --set data.name=npz --set data.path="
+        ):
+            load(file)
 
 
 def test_an_override_is_one_value() -> None:
@@ -526,3 +549,11 @@ def test_settings_that_the_program_gives_are_checked_too() -> None:
     """A strategy names its objective and the objective's settings in every round."""
     with pytest.raises(ConfigError, match=r"'objective\.gama'. Did you mean 'gamma'"):
         plugins.build("objective", "fedsign", {"gama": 0.1})
+
+
+def test_a_mistake_is_one_sentence_below_one_traceback() -> None:
+    """Not also pydantic's, which names neither the section nor the remedy."""
+    for tree in ({"rouns": 3, "strategy": {"gama": 1}}, {"client": {"lr": -1}}, {"model": {"hidden": ["x"]}}):
+        with pytest.raises(ConfigError) as found:
+            from_dict(tree)
+        assert "".join(traceback.format_exception(found.value)).count("Traceback") == 1

@@ -179,7 +179,18 @@ def test_numbers_are_those_of_the_lines(tmp_path: Path) -> None:
     assert "wall time 40.0 s 2.0 s a round" in text
     assert "In 20 rounds a client was sampled 5 times" in text  # clients n % 4
     assert "client.optimizer name sgd" in text and "hidden 8, 8" in text
-    assert "fedsign run config.toml" in text and "git no repository" in text
+    assert (
+        "/config.toml" in text.partition("In the folder where it was started: fedsign run ")[2]
+        and "git no repository" in text
+    )
+
+
+@pytest.mark.needs("tables")  # which says that `path` names the data
+def test_a_page_names_the_datas_file(tmp_path: Path) -> None:
+    folder = a_run(tmp_path, [a_line(1)])
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace('name = "digits"', 'name = "csv", path = "tables/wine.csv"'))
+    assert "data wine.csv" in words(page_of(folder))
 
 
 def test_a_model_of_many_settings_is_described_by_the_first_that_say_something() -> None:

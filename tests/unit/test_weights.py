@@ -1,9 +1,9 @@
 """A model that starts from a file, or from scaled random weights."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.weights import load_weights
 from fedsign.records import tensors_of
+from fedsign.sections import ClientSection, Table, composed
 from fedsign.workload import Workload
 
 
@@ -110,3 +111,16 @@ def test_a_setting_that_changes_nothing_leaves_an_experiments_hash() -> None:
 
     assert digest_of(from_dict({"model": {"init_scale": 1.0}})) == digest_of(from_dict({}))
     assert digest_of(from_dict({"model": {"init_scale": 2.0}})) != digest_of(from_dict({}))
+
+
+def test_what_capabilities_add_to_a_table_keeps_the_neutral_values_of_the_others() -> None:
+    class Own(Table):
+        near: int = 1
+        neutral: ClassVar[Mapping[str, Any]] = {"near": 1}
+
+    class Another(Table):
+        far: int = 2
+        neutral: ClassVar[Mapping[str, Any]] = {"far": 2}
+
+    found = composed(ClientSection, [("", Own), ("", Another)])
+    assert found.neutral == {**ClientSection.neutral, "near": 1, "far": 2}

@@ -124,5 +124,6 @@ def need(num_samples: int, *, num_clients: int, each: int, setting: str) -> None
     if num_clients * each > num_samples:
         raise DataError(
             f"partition.num_clients={num_clients} clients with partition.{setting}={each} each need "
-            f"{num_clients * each} training samples, but there are {num_samples}; lower the one or the other."
+            f"{num_clients * each} training samples, but there are {num_samples}; lower the one or the other"
+            f"{f', such as --set partition.num_clients={most}' if (most := num_samples // each) else ''}."
         )

@@ -32,13 +32,27 @@ class Document:
     is_whole: bool = True
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """Tokens of a prompt [P] and of each choice [C], the choices' texts in UTF-8 bytes, and the right one's index."""
+
+    prompt: IntArray
+    choices: tuple[IntArray, ...]
+    num_bytes: tuple[int, ...]
+    answer: int
+
+
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Tokens [N + 1] in order, a mask of scored ones [N + 1] (never the first), and their owner."""
+    """Tokens [N + 1] in order, a mask of scored ones [N + 1] (never the first), and their owner.
+
+    `question`: the choices, if the example has some.
+    """
 
     tokens: IntArray
     is_scored: npt.NDArray[np.bool_]
     owner: int
+    question: Question | None = None
 
 
 def text_of(file: Path) -> str:

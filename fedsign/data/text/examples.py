@@ -1,23 +1,27 @@
 """Instructions and conversations as tokens, of which only answers are scored.
 
-A JSON line has one of two forms:
+A JSON line has one of three forms:
 
 - Alpaca: {"instruction": ..., "input": ..., "output": ...}, with an optional `input`.  The prompt is Alpaca's (Taori et
   al. 2023, github.com/tatsu-lab/stanford_alpaca); `short` omits its first sentence.
 - chat: {"messages": [{"role": "user", "content": ...}, ...]}, with the tokens of the tokenizer's chat template
   (`fedsign.data.text.chat`); without one, formatted by a plain template with a heading per role.
+- multiple choice: either of them with {"choices": ["...", ...], "answer": 2} in place of the answer; `answer` or
+  `label` is the position of the right choice, from 0, and `question` may replace `instruction`.  The right choice is
+  learned, and a `Question` holds all.
 
 Without a chat template, the end token follows an answer and is scored with it, so a model learns to stop.  Prompt and
 answer are tokenized separately, as at inference.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedsign.data.base import IntArray, Tokenizer
-from fedsign.data.text.blocks import Stream
+from fedsign.data.text.blocks import Question, Stream
 from fedsign.data.text.chat import conversation_of, templated
 from fedsign.data.text.hugging_face import HuggingFace
 from fedsign.errors import DataError
@@ -45,8 +49,10 @@ def example_of(entry: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt
     """The tokens of a line with a mask of scored ones; a start token precedes them unless a chat template writes them.
 
     Raises:
-        DataError: the line has neither form.
+        DataError: the line has none of the forms.
     """
+    if "choices" in entry:
+        return _multiple_choice(entry, tokenizer, prompt=prompt, score=score, owner=owner)
     if "messages" in entry:
         messages = _messages(entry["messages"])
         if isinstance(tokenizer, HuggingFace) and tokenizer.has_chat_template:
@@ -60,6 +66,73 @@ def example_of(entry: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt
             f"has the keys {', '.join(map(str, entry)) or 'none'}; expected instruction, input and output, or messages."
         )
     return _stream(pieces, tokenizer, scores_all=score == "all", owner=owner)
+
+
+def _multiple_choice(
+    entry: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt, score: Score, owner: int
+) -> Stream:
+    choices, answer = _choices(entry), _right(entry)
+    if answer not in range(len(choices)):
+        raise DataError(
+            f"has the answer {answer} of {len(choices)} choices; expected the position of the right one, from 0 to "
+            f"{len(choices) - 1}."
+        )
+    lines = [_answered(entry, choice) for choice in choices]
+    stream = example_of(lines[answer], tokenizer, prompt=prompt, score=score, owner=owner)
+    asked = [_asked(line, choice, tokenizer, prompt) for line, choice in zip(lines, choices, strict=True)]
+    question = Question(
+        prompt=np.array(asked[0][0], dtype=np.int64),
+        choices=tuple(np.array(tokens, dtype=np.int64) for _, tokens in asked),
+        num_bytes=tuple(len(choice.encode()) for choice in choices),
+        answer=answer,
+    )
+    return replace(stream, question=question)
+
+
+def _choices(entry: Mapping[str, Any]) -> Sequence[str]:
+    given = entry["choices"]
+    if not (isinstance(given, list) and len(given) > 1 and all(isinstance(each, str) and each for each in given)):
+        raise DataError(f"has choices={str(given)[:80]}; expected a list of two texts or more, none of them empty.")
+    return given
+
+
+def _right(entry: Mapping[str, Any]) -> int:
+    """The position of the right choice, an integer or one in quotes, as in HellaSwag."""
+    given = entry.get("answer", entry.get("label"))
+    if isinstance(given, str) and given.isdecimal():
+        return int(given)
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise DataError(
+            f"has choices and answer={str(given)[:80]!r}; expected the position of the right choice, from 0, as answer "
+            "or label."
+        )
+    return given
+
+
+def _answered(entry: Mapping[str, Any], choice: str) -> dict[str, Any]:
+    """The line with a choice as its answer."""
+    line = {key: value for key, value in entry.items() if key != "choices"}
+    if "question" in line:
+        line.setdefault("instruction", line["question"])
+    messages = line.get("messages")
+    if not isinstance(messages, list):
+        return {**line, "output": choice}
+    last = messages[-1] if messages else None
+    if isinstance(last, dict) and last.get("role") == "assistant":
+        raise DataError("has choices, but its messages end with an answer; leave the answer out.")
+    return {**line, "messages": [*messages, {"role": "assistant", "content": choice}]}
+
+
+def _asked(line: Mapping[str, Any], choice: str, tokenizer: Tokenizer, prompt: Prompt) -> tuple[list[int], list[int]]:
+    """The tokens of a prompt and of a choice, without what ends it."""
+    if "messages" in line and isinstance(tokenizer, HuggingFace) and tokenizer.has_chat_template:
+        conversation = conversation_of(line)
+        header = tokenizer.chat(replace(conversation, messages=conversation.messages[:-1]), asks=True)
+        # encoded together, as a prompt's last characters may be one token with a choice's first
+        tokens = tokenizer.encode(header)
+        return tokens, tokenizer.encode(header + choice)[len(tokens) :]
+    *before, _ = _plain(line["messages"]) if "messages" in line else _alpaca(line, prompt)
+    return _stream(before, tokenizer, scores_all=False, owner=0).tokens.tolist(), tokenizer.encode(choice)
 
 
 def _alpaca(entry: Mapping[str, Any], prompt: Prompt) -> list[Piece]:

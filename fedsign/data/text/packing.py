@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedsign.data.base import IntArray, Samples
-from fedsign.data.text.blocks import Stream, joined
+from fedsign.data.text.blocks import Question, Stream, joined
 from fedsign.tasks.base import IGNORED
 
 
@@ -27,11 +27,13 @@ def pack(
 ) -> tuple[Samples, str | None]:
     """The blocks of examples, grouped by owner, and a sentence for readers of a run if any example was truncated.
 
-    Features are [n, T], and [n, T, 2] with `packing`.  `split` names the examples in the sentence: training or test.
+    Features are [n, T], and [n, T, 2] with `packing`; questions are lists of `Question`.  `split` names the examples in
+    the sentence: training or test.
     """
     # features [1, T] and targets [1, T] of each block, and its owner
     blocks: list[tuple[IntArray, IntArray, int]] = []
     positions: list[IntArray] = []
+    questions: list[list[Question]] = []
     num_examples = num_cut = num_lost = end = 0
     # a stable sort: each owner's examples keep their order, and no block mixes owners
     for example in sorted(examples, key=attrgetter("owner")):
@@ -46,11 +48,14 @@ def pack(
         if not (packing and blocks and blocks[-1][2] == example.owner and end + len(scored) <= block_length):
             blocks.append((np.full((1, block_length), pad_id), np.full((1, block_length), IGNORED), example.owner))
             positions.append(np.arange(block_length))
+            questions.append([])
             end = 0
         # written in place, into the arrays of the open block
         features, targets, _ = blocks[-1]
         span = slice(end, end + len(scored))
         features[0, span], targets[0, span], end = inner, scored, span.stop
+        if example.question is not None:
+            questions[-1].append(example.question)
         # what follows the example starts at 0 again: the next one, or padding
         positions[-1][end:] = np.arange(block_length - end)
     note = None
@@ -61,6 +66,10 @@ def pack(
             f"tokens and were cut{lost}."
         )
     samples = joined(blocks, block_length)
+    if any(questions):
+        asked = np.empty(len(questions), dtype=np.object_)
+        asked[:] = questions
+        samples = replace(samples, questions=asked)
     if packing:
         rows = torch.from_numpy(np.array(positions, dtype=np.int64).reshape(-1, block_length))
         samples = replace(samples, features=torch.stack([samples.features, rows], dim=-1))

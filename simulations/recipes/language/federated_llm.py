@@ -13,7 +13,6 @@ The thresholds were fixed before anything was run: the federated loss is at most
 methods, and with LISA at most 0.98 of the best single silo's.  Learning rates were tuned on another seed.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -30,6 +29,7 @@ from simulations.api import Run, run
 from simulations.language.export import export
 from simulations.recipes.base import Metrics, NotDecidableHere, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, final_values
+from simulations.recipes.kept import workspace
 from simulations.recipes.language import docstrings, small_llama
 
 _STEPS, _NEW_TOKENS = 10, 24
@@ -73,8 +73,7 @@ def federated_llm(quick: bool) -> Metrics:
         raise NotDecidableHere(str(error)) from error
     seeds, rounds, pretraining_steps = ((0,), 2, 80) if quick else ((0, 1, 2), 10, 800)
     kinds = [*((name, "") for name in _METHODS), *(("lisa", silo) for silo in docstrings.SILOS)]
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+    with workspace() as folder:
         docstrings.write(folder / "lines")
         small_llama.write(folder / "base", steps=pretraining_steps)
         cells = {(*kind, seed): cell(folder, *kind, seed, rounds) for seed in seeds for kind in kinds}

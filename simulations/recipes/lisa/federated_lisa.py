@@ -10,7 +10,6 @@ The hypothesis was fixed before anything was run: after equal rounds LISA `per_r
 fine-tuning's loss, with at most half of its upload.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +20,7 @@ from fedsign.storage.results import Record
 from fedsign.workload import Workload
 from simulations.recipes.base import Metrics, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, best_settings, by_name, final_values, mean_ratio
+from simulations.recipes.kept import workspace
 from simulations.recipes.lisa.fine_tuning import PRETRAINING_STEPS, experiment, moment_bytes, share_of_gain, write_base
 
 _STEPS, _ROUNDS, _SEEDS = 10, 10, (1, 2, 3)
@@ -54,8 +54,7 @@ def federated_lisa(quick: bool) -> Metrics:
 
     `share_of_gain`: the fraction of full fine-tuning's improvement on the base's loss that `per_round` reaches.
     """
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+    with workspace() as folder:
         starts = {0: write_base(folder, 0, 60 if quick else PRETRAINING_STEPS)}
         if quick:
             names = ("full", "lisa_per_round")

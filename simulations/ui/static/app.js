@@ -40,7 +40,7 @@ function comparisons(found) {
   if (!holder || holder.dataset.key === key) return;
   holder.dataset.key = key;
   holder.replaceChildren(h("h2", {}, "Comparisons"), found.rows.length ?
-    table("Comparisons", [["comparison"], ["strategies"], ["metric"], ["seeds", true], ["runs", true]], list.comparisons(found)) :
+    table("Comparisons", [["comparison"], ["strategies"], ["metric"], ["seeds", true], ["runs", true], ["findings", true]], list.comparisons(found)) :
     h("p.soft", {}, "No comparison yet: 'fedsign compare' makes one."));
 }
 

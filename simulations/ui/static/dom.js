@@ -57,13 +57,14 @@ export const duration = (seconds) => seconds < 60 ? `${seconds.toFixed(1)} s` : 
 export function shown(key, value) {  // a setting as it was written, a result with its significant digits
   if (value == null) return "–";
   if (typeof value !== "number") return value === "" ? "–" : value;
+  if (key === "done.findings" && !value) return "–";
   if (key === "done.bytes") return bytes(value);
   if (key === "done.seconds") return duration(value);
   if (isShare(key)) return `${(100 * value).toFixed(1)} %`;
   return /^(last|best)\./.test(key) ? number(value) : String(value);
 }
 
-const TITLES = {"done.rounds": "rounds", "done.bytes": "bytes", "done.seconds": "time", "done.failures": "failures"};
+const TITLES = {"done.rounds": "rounds", "done.bytes": "bytes", "done.seconds": "time", "done.failures": "failures", "done.findings": "findings"};
 export const title = (key) => TITLES[key] ?? key.replace(/\.name$/, "").replace(/^(last|best)\./, "$1 ");
 
 export function table(caption, heads, rows) {  // heads: [text, isNumber]

@@ -151,5 +151,6 @@ function columnsMenu() {
 export function comparisons(list) {
   return list.rows.map((row) => [
     h("a", {href: `#runs?parent=${row.id}&ids=`}, row.name), shown("", row.facts.strategies), shown("", row.facts.metric),
-    shown("", row.facts.seeds), h("a", {href: `#runs?parent=${row.id}&ids=`, "aria-label": `Cells of ${row.name}`}, `${row.facts.cells ?? 0} cells`)]);
+    shown("", row.facts.seeds), h("a", {href: `#runs?parent=${row.id}&ids=`, "aria-label": `Cells of ${row.name}`}, `${row.facts.cells ?? 0} cells`),
+    shown("done.findings", row.facts["done.findings"])]);
 }

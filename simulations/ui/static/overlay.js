@@ -38,8 +38,9 @@ export async function update(state = read()) {
     byId("chosen").textContent = isEmpty ? "Choose runs in the list to see their curves." : `${state.ids.length} ${state.ids.length === 1 ? "run" : "runs"}`;
   }
   if (isEmpty) return;
-  const known = await get("/api/keys");
-  metrics = known.map((key) => key.name).filter((name) => name.startsWith("last.")).map((name) => name.slice(5));
+  const known = await get(`/api/keys?ids=${state.ids.join(",")}`);
+  metrics = known.toSorted((a, b) => b.entries - a.entries)  // first the metrics that all of them have
+    .map((key) => key.name).filter((name) => name.startsWith("last.")).map((name) => name.slice(5));
   const keys = chosenKeys(state);
   if (byId("differences")) {
     const query = viewQuery(state, keys.join(","));

@@ -59,12 +59,12 @@ function head(run) {
     run.resume_failure && h("p.failure", {role: "alert"}, `Resuming failed: ${run.resume_failure}`),
     ...run.problems.map((text) => h("p.problem", {}, text)),
     h("dl.facts", {}, fact(`last ${metric}`, of(`last.${metric}`), "mean of 5 rounds"), fact(`best ${metric}`, of(`best.${metric}`)),
-      fact("rounds", number(facts["done.rounds"] ?? 0), `of ${number(facts.rounds ?? 0)}`), fact("strategy", facts["strategy.name"]), fact("data", facts["data.name"]),
+      fact("rounds", number(facts["done.rounds"] ?? 0), `of ${number(facts.rounds ?? 0)}`), fact("strategy", facts["strategy.name"]), fact("data", facts.data),
       fact("traffic", bytes(facts["done.bytes"] ?? 0)), fact("time", duration(facts["done.seconds"] ?? 0)), fact("failures", number(facts["done.failures"] ?? 0)))];
 }
 
 const findings = ({rows}) => rows.length && [h("h2", {}, "Findings"), h("ul.findings", {}, rows.map((each) =>
-  h("li", {}, h("b", {}, each.source === "data" ? "Data" : `Round ${each.round}`), h("span", {}, each.message), each.remedy && h("span.soft", {}, each.remedy), h("code.soft", {}, each.rule))))];
+  h("li", {}, h("b", {}, each.source === "data" ? "Data" : `Round ${each.round}`), h("span", {}, each.remedy ? `${each.message}; ${each.remedy}.` : each.message), h("code.soft", {}, each.rule))))];
 
 function clients({rows, total, classes, missing}) {
   const said = missing.length && h("p.soft.small", {}, `Not recorded: ${missing.join("; ")}.`);

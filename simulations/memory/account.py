@@ -1,0 +1,447 @@
+"""The memory of a whole run on the CPU: what the server and a client hold in each phase of a round.
+
+A local step of the experiment's own network, objective, and optimizer runs on the meta device, and so does an
+evaluation, while `fedsign.memory.live` counts.  The rest are sums over the model's tensors.  With P the bytes of the
+model that is sent, T of what clients train of it in a round, F of frozen weights that are not sent, and U of tensors
+that a model holds in another type or layout than they are sent in:
+
+    build       P + F, or the model while it is built
+    train       P + F + C + step               C: the client's copy, T, and P where the client's model is small or whole
+    aggregate   P + F + 3 T                    the reply, the sum of updates, and the mean
+    evaluate    P + F + T + outputs            the former model is held until the next round
+    norm        P + F + T + 8 x the largest tensor's elements, for norms in double precision
+    checkpoint  P + F + T                      written tensor by tensor
+
+and 2 U in each phase.  With client.low_precision=master, P and T are float32, and U is the model in bf16; otherwise
+weights below float32 are sent as such, but sums are float32.  Weights in 4 bits are built in full.
+
+A second client in the cohort trains while the sums of the first exist: 2 T more.  Objectives with client state hold up
+to three models more (state, the next state, what the server shares), server optimizers one for each of their slots.
+`program` is what a process takes before: modules, libraries, and the data.
+
+[Note: processes that train] Workers (engine.workers) and ranks (client.sharding) get the model, and give replies, in
+memory that they share with the server: P + T for each reply that waits (`shared`).  The system counts it in each
+process that has touched it.  A worker has F, C, and the step; the server has what is left.  Ranks are in `ranks.py`.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from clients.batches import Batching
+from clients.local_step import LocalStep
+from clients.trainer import learning_rate
+from clients.workers.pool import window_of
+from clients.working_model import LARGE_BYTES, WorkingModel
+from fedsign import plugins
+from fedsign.data.base import Samples
+from fedsign.errors import ConfigError
+from fedsign.memory.estimate import ACTIVATIONS
+from fedsign.memory.live import OTHER, LiveBytes
+from fedsign.memory.step import GRADIENTS, STATES, WEIGHTS, under_kernels
+from fedsign.models.batch_norm import has_batch_norm
+from fedsign.numerics import Numerics, is_low, widened
+from fedsign.objectives.base import LocalContext, Objective
+from fedsign.optim.base import PartTrainer, optimizer_of
+from fedsign.optim.low_precision import Masters, StochasticRounding, Updates
+from fedsign.records import ObjectiveSpec
+from fedsign.sharding.section import ShardingSection
+from fedsign.tasks.base import KeepingTask
+from fedsign.traits import OptimizerTraits
+from fedsign.workload import Workload
+from simulations.memory import program
+from simulations.memory.answers import answers_bytes
+from simulations.memory.phases import (
+    AGGREGATE,
+    BUILD,
+    COPY,
+    EVALUATE,
+    MODEL,
+    NORM,
+    PROGRAM,
+    RANK,
+    SERVER,
+    SHARED,
+    STATE,
+    SUMS,
+    TRAIN,
+    WORKER,
+    Account,
+    Phase,
+    Process,
+    UnaccountedError,
+)
+from simulations.memory.ranks import Shards
+from simulations.rounds import make_strategy
+from strategies.base import Strategy
+
+_TRIED = 64  # steps, and clients, whose draws are tried
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    """Bytes of a client's model, in the types that are sent."""
+
+    sent: int
+    frozen: int  # not sent
+    unlike: int  # of the tensors that a model holds in another type or layout than they are sent in
+    has_masters: bool  # clients train float32 copies of their model's tensors
+    largest: int  # of all tensors, in elements
+
+    @classmethod
+    def of(cls, model: WorkingModel, numerics: Numerics) -> Self:
+        """The sizes under a run's numerics."""
+        module, tensors = model.module, model.module.state_dict()
+        has_masters = numerics.low_precision == "master" and any(map(is_low, tensors.values()))
+        nums = {name: model.packing.shape(name, tensor.shape).numel() for name, tensor in tensors.items()}
+        held = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+        unlike = [tensor for tensor in tensors.values() if has_masters and is_low(tensor)]
+        if not has_masters and numerics.takes_channels_last(module):
+            unlike = [parameter for parameter in module.parameters() if parameter.dim() == 4]
+        return cls(
+            sent=sum(num * _itemsize(tensors[name], is_wide=has_masters) for name, num in nums.items()),
+            frozen=max(0, held - sum(num * tensors[name].itemsize for name, num in nums.items())),
+            unlike=sum(tensor.nbytes for tensor in unlike),
+            has_masters=has_masters,
+            largest=max((tensor.numel() for tensor in tensors.values()), default=0),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trained:
+    """What the first clients train in a round, in bytes."""
+
+    num: int  # of parameters
+    copied: int  # by the client that trains most
+    summed: int  # by all of them
+    is_part: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """What a local step holds beside the model."""
+
+    at_peak: Mapping[str, int]
+    states: int  # moments
+    activations: int  # the most
+
+
+def account(workload: Workload) -> Account:
+    """Account for a run of the in-process engine on the CPU.
+
+    Raises:
+        ConfigError: the experiment runs elsewhere, or its model's shapes depend on values.
+    """
+    _check(workload)
+    config, client = workload.config, workload.config.client
+    ranks, workers = ShardingSection.of(config).ranks, config.get("engine.workers", 1)
+    strategy = make_strategy(workload)
+    spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
+    objective: Objective = plugins.build("objective", spec.name, spec.settings)
+    of_meta, there = program.import_meta(), _on_meta(workload)
+    with _sentence(config.model.name):
+        with torch.device("meta"), LiveBytes() as live:
+            model = WorkingModel(there.make_model().train(), there.numerics)
+        optimizer = optimizer_of(client.optimizer, model.module, learning_rate(workload)(1), client.weight_decay)
+        sizes = _Sizes.of(model, workload.numerics)
+        trained = _trained(there, model, optimizer, is_wide=sizes.has_masters)
+        active = _active(there, model, optimizer)
+        step = _step(there, model, objective, optimizer, share=ranks)
+        outputs = max(_outputs(there, model) * min(workers, _num_batches(workload)), answers_bytes(there, model.module))
+        shards = Shards(there, optimizer, active) if ranks > 1 else None
+    run = _Run(
+        sizes=sizes,
+        trained=trained,
+        step=step,
+        built=live.peak.total_bytes,
+        outputs=outputs,
+        kept=_kept(strategy, objective, sizes.sent),
+        has_others=config.server.cohort_size > 1,
+        has_state=objective.has_state,
+    )
+    of_server = program.bytes_of_this(optimizer, of_meta)
+    processes = _processes(workload, run, of_server, objective, shards)
+    num_samples = len(workload.dataset.train)
+    return Account(
+        title=f"{config.model.name} on {config.data.name}, {client.optimizer.name}, {num_samples:,} samples",
+        num_parameters=sum(parameter.numel() for parameter in model.module.parameters()),
+        num_trained=trained.num,
+        processes=tuple(processes),
+    )
+
+
+def _processes(
+    workload: Workload, run: "_Run", of_server: int, objective: Objective, shards: Shards | None
+) -> Iterator[Process]:
+    """The server's process, and those on this machine that train."""
+    workers, data = workload.config.get("engine.workers", 1), _data_bytes(workload)
+    if shards is not None:
+        lent = run.request + shards.constants + run.reply
+        # the checks before the run copy the model
+        yield Process(name=SERVER, phases=tuple(run.server(of_server, models=2, lent=lent)))
+        of_rank = program.bytes_of_another(workload, "clients.sharding.process", outlines=True)
+        step = {"states": run.step.states, "activations": run.step.activations}
+        phases = shards.phases(objective, program=of_rank, reply=run.reply, data=data, **step)
+        yield Process(name=RANK, phases=tuple(phases), count=shards.count)
+    elif workers > 1:
+        slots = _num_replies(workload, run.sizes.sent)
+        lent = run.request + slots * run.reply + (slots - 1) * run.state
+        yield Process(name=SERVER, phases=tuple(run.server(of_server, models=1, lent=lent)))
+        of_worker = program.bytes_of_another(workload, "clients.workers.process", outlines=False)
+        yield Process(name=WORKER, phases=tuple(run.worker(of_worker, lent=lent + data)), count=workers)
+    else:
+        yield Process(name=SERVER, phases=tuple(run.alone(of_server)))
+
+
+def _check(workload: Workload) -> None:
+    config = workload.config
+    if config.engine.name != "in_process" or workload.device.type != "cpu" or config.get("client.path", "") == "cohort":
+        raise ConfigError(
+            f"engine.name={config.engine.name}, client.path={config.get('client.path', 'sequential')} and device "
+            f"{workload.device} were given, but a whole run is accounted for in process, on the CPU, one client after "
+            "another; use --methods full,lora,lisa for a training step."
+        )
+    if config.engine.precision != "float32":
+        raise ConfigError(
+            f"engine.precision={config.engine.precision} was given, but autocast's copies of the weights are not "
+            "accounted for; set engine.precision=float32 here."
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """What the phases of the table in the module's docstring are made of."""
+
+    sizes: _Sizes
+    trained: _Trained
+    step: _Step
+    built: int
+    outputs: int
+    kept: Mapping[str, int]
+    has_others: bool
+    has_state: bool
+
+    @property
+    def state(self) -> int:
+        """Bytes of a client's state."""
+        return self.sizes.sent * self.has_state
+
+    @property
+    def request(self) -> int:
+        """Bytes that a client receives: the model, its state, and what the strategy sends along with it."""
+        return self.sizes.sent + 2 * self.state
+
+    @property
+    def reply(self) -> int:
+        """Bytes of a client's reply, with its next state."""
+        return self._copy + self.state
+
+    @property
+    def _copy(self) -> int:
+        return self.trained.copied if self.trained.is_part else self.sizes.sent
+
+    @property
+    def _between(self) -> int:
+        """Memory of a client's model between clients: of a small one, or one unlike what is sent."""
+        is_small = not self.trained.is_part and not self.sizes.has_masters and self.sizes.sent < LARGE_BYTES
+        return self.sizes.sent if is_small else self.sizes.unlike
+
+    def alone(self, program: int) -> Iterator[Phase]:
+        """The phases of a process that trains, too."""
+        stays = self._between + self.sizes.unlike  # the client's, and the server's
+        training = {COPY: self._trains(stays), **self.step.at_peak, STATE: self.kept["client"] + self.kept["server"]}
+        return self._phases(program, stays, training, reply=self._copy, models=1, lent=0)
+
+    def server(self, program: int, *, models: int, lent: int) -> Iterator[Phase]:
+        """The phases of a process whose clients are elsewhere, in memory that it has lent them."""
+        stays = self.sizes.unlike
+        training = {COPY: stays, STATE: self.state + self.kept["server"]}
+        return self._phases(program, stays, training, reply=0, models=models, lent=lent)
+
+    def worker(self, program: int, *, lent: int) -> Iterator[Phase]:
+        """The phases of a process that trains in memory that it has borrowed."""
+        stays = {PROGRAM: program, MODEL: self.sizes.frozen}
+        built = {**stays, MODEL: max(self.built, self.sizes.frozen)}
+        yield Phase.of(BUILD, built, **{COPY: self._between})
+        training = {COPY: self._trains(self._between), **self.step.at_peak, STATE: self.state}
+        yield Phase.of(TRAIN, {**stays, SHARED: lent}, **training)
+
+    def _trains(self, stays: int) -> int:
+        return self._copy + stays if self.sizes.has_masters else max(self._copy, stays)
+
+    def _phases(
+        self, program: int, stays: int, training: Mapping[str, int], *, reply: int, models: int, lent: int
+    ) -> Iterator[Phase]:
+        sizes, summed, state, norms = self.sizes, self.trained.summed, self.kept["server"], 8 * self.sizes.largest
+        earlier = 2 * summed if self.has_others else 0  # the sums of the clients before
+        model = sizes.frozen + sizes.sent
+        fixed = {PROGRAM: program, MODEL: model, SHARED: lent}
+        yield Phase.of(BUILD, {**fixed, MODEL: max(self.built, models * model), SHARED: 0}, **{COPY: stays})
+        yield Phase.of(TRAIN, fixed, **{**training, SUMS: earlier})
+        aggregated = {COPY: reply + stays, SUMS: 2 * summed, ACTIVATIONS: max(0, norms - reply)}  # it is gone by then
+        yield Phase.of(AGGREGATE, fixed, **aggregated, **{STATE: state})
+        yield Phase.of(EVALUATE, fixed, **{COPY: stays, STATE: state, SUMS: summed, ACTIVATIONS: self.outputs})
+        yield Phase.of(NORM, fixed, **{COPY: stays, STATE: state, SUMS: summed, ACTIVATIONS: norms})
+
+
+def _num_replies(workload: Workload, sent: int) -> int:
+    """The most replies of workers that wait for their turn."""
+    return min(workload.config.server.cohort_size, window_of(workload.config.get("engine.workers", 1), sent))
+
+
+def _data_bytes(workload: Workload) -> int:
+    """Of the training samples, where processes share them."""
+    train = workload.dataset.train
+    return train.features.nbytes + train.targets.nbytes if isinstance(train, Samples) else 0
+
+
+def _num_batches(workload: Workload) -> int:
+    samples = workload.dataset.test
+    return max(1, -(-len(samples) // workload.evaluation.batch_size(samples)))
+
+
+def _active(workload: Workload, model: WorkingModel, optimizer: Any) -> frozenset[str]:
+    """The parameters that train at the beginning of a round."""
+    if isinstance(optimizer, PartTrainer):
+        optimizer.begin(seed=workload.config.seed, client=0, round=1, first_step=0)
+    active = frozenset(name for name, parameter in model.parameters.items() if parameter.requires_grad)
+    if isinstance(optimizer, PartTrainer):
+        optimizer.end()
+    return active
+
+
+def _kept(strategy: Any, objective: Objective, sent: int) -> dict[str, int]:
+    """Bytes of state beside the model: of a client in training, and of the server at all times."""
+    slots = len(getattr(getattr(strategy, "server_optimizer", None), "slots", ()))
+    if not objective.has_state:
+        return {"client": 0, "server": slots * sent}
+    evaluates_another = type(strategy).evaluated is not Strategy.evaluated
+    # a client's state, and what the server sends along; the server's state, the evaluated model, and the cached state
+    return {"client": 2 * sent, "server": (slots + 2 + evaluates_another) * sent}
+
+
+def _trained(workload: Workload, model: WorkingModel, optimizer: Any, *, is_wide: bool) -> _Trained:
+    """Which parameters train in the first round, of one client and of the whole cohort."""
+    config, parameters = workload.config, model.parameters
+    if isinstance(optimizer, PartTrainer):
+        of_clients = _draws(workload, model, optimizer)
+    else:
+        of_clients = [{name for name, each in parameters.items() if each.requires_grad}]
+
+    def size(names: set[str], *, is_wide: bool) -> int:
+        return sum(model.sizes[name] * _itemsize(parameters[name], is_wide=is_wide) for name in names)
+
+    most = max(of_clients, key=partial(size, is_wide=is_wide))
+    return _Trained(
+        num=sum(model.sizes[name] for name in most),
+        copied=size(most, is_wide=is_wide),
+        summed=size(set().union(*of_clients), is_wide=True),  # in at least float32
+        is_part=OptimizerTraits.of(config.client.optimizer.name).trains_part,
+    )
+
+
+def _draws(workload: Workload, model: WorkingModel, optimizer: PartTrainer) -> list[set[str]]:
+    """The names of what each of the first clients trains."""
+    config = workload.config
+    batching = Batching.of(config.client, join_last=has_batch_norm(model.module))
+    of_clients: list[set[str]] = []
+    for client, share in enumerate(_shares(workload)):
+        num_steps, drawn = batching.num_steps(share), set[str]()
+        optimizer.before_training = drawn.update
+        for first in sorted({index * num_steps // _TRIED for index in range(_TRIED)}):
+            optimizer.begin(seed=config.seed, client=client, round=1, first_step=first)
+        of_clients.append(drawn & model.parameters.keys())
+    optimizer.before_training = None
+    return of_clients
+
+
+def _shares(workload: Workload) -> list[int]:
+    """The numbers of samples of the first clients."""
+    return [len(workload.partition[client]) for client in range(min(workload.config.server.cohort_size, _TRIED))]
+
+
+def _step(workload: Workload, model: WorkingModel, objective: Objective, optimizer: Any, *, share: int) -> _Step:
+    """Two local steps, the second with the moments of the first, on a batch's largest share of so many."""
+    config, module = workload.config, model.module
+    num = -(-min(config.client.batch_size, max(_shares(workload))) // share)
+    features, targets = (tensor.to("meta") for tensor in workload.dataset.train.batch(torch.arange(num)))
+    parameters = {name: parameter.detach() for name, parameter in model.parameters.items()}
+    state = objective.initial_state(parameters) if objective.has_state else {}
+    context = LocalContext(received=parameters, state=state, shared=state, unit_displacement=1.0, sizes=model.sizes)
+    under_kernels(module, "cpu", "fused")
+    live = LiveBytes()
+    live.name(WEIGHTS, [*module.parameters(), *module.buffers(), *state.values()])
+    live.name(OTHER, [features, targets])
+    batch = live.current[OTHER]
+    if isinstance(optimizer, PartTrainer):
+        optimizer.begin(seed=config.seed, client=0, round=1, first_step=0)
+    for parameter in (each for each in module.parameters() if each.requires_grad):
+        parameter.register_post_accumulate_grad_hook(lambda each: live.name(GRADIENTS, [each.grad]))
+    updates = _updates(model)
+    with live:
+        local_step = LocalStep(workload, model, objective, context, optimizer, updates)
+        local_step(features, targets)
+        if isinstance(updates, Masters):
+            live.name(COPY, [updates.value(each) for each in model.low if each in updates])
+        states = live.current[OTHER] - batch  # moments, wherever the optimizer keeps them
+        local_step(features, targets)
+    if isinstance(optimizer, PartTrainer):
+        optimizer.end()
+    found = live.peak.by_category
+    # GaLore's first step, which decomposes gradients, may need more than the second
+    of_peak = min(states, found[OTHER])
+    at_peak = {GRADIENTS: found.get(GRADIENTS, 0), STATES: of_peak, ACTIVATIONS: found[OTHER] - of_peak}
+    return _Step(at_peak=at_peak, states=states, activations=live.most_of(OTHER) - states)
+
+
+def _updates(model: WorkingModel) -> Updates | None:
+    """As of a client, but for the generator, which the meta device does not have."""
+    kind = model.numerics.low_precision if model.low else "plain"
+    if kind == "master":
+        return Masters(lambda parameter: parameter.detach().float())
+    return StochasticRounding(torch.Generator()) if kind == "stochastic" else None
+
+
+def _outputs(workload: Workload, model: WorkingModel) -> int:
+    """Bytes of one batch of an evaluation."""
+    task, numerics, samples = workload.task, workload.numerics, workload.dataset.test
+    first = next(samples.batches(workload.evaluation.batch_size(samples)))
+    features, targets = (tensor.to("meta") for tensor in first)
+    live = LiveBytes()
+    live.name(WEIGHTS, [*model.module.parameters(), *model.module.buffers()])
+    with torch.no_grad(), live:
+        outputs = numerics.outputs(model.module.eval(), features, channels_last=False)
+        if isinstance(task, KeepingTask):
+            task.kept(outputs, targets)
+    return live.most_of(OTHER)
+
+
+def _itemsize(tensor: Tensor, *, is_wide: bool) -> int:
+    return (widened(tensor.dtype) if is_wide else tensor.dtype).itemsize
+
+
+def _on_meta(workload: Workload) -> Workload:
+    """The same on the meta device, where weights are not read."""
+    config = workload.config
+    there = Workload(config.model_copy(update={"model": config.model.model_copy(update={"start": ""})}))
+    numerics = replace(workload.numerics, device=torch.device("meta"), channels_last="off", compile=False)
+    vars(there).update(dataset=workload.dataset, split=workload.split, numerics=numerics)
+    return there
+
+
+@contextmanager
+def _sentence(model: str) -> Iterator[None]:
+    """Turn what the meta device cannot do into a sentence."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+        raise UnaccountedError(
+            f"model.name={model} cannot be built and trained without values, which is how its memory is counted: "
+            f"{reason}; such a run can only be measured, with --measure."
+        ) from error

@@ -1,0 +1,335 @@
+"""Silos fine-tune SmolLM2-135M-Instruct by AdamW, LISA, LoRA, and QLoRA, compared at equal bytes and equal seconds.
+
+Two federations, both with all silos in each of 5 rounds, and batches of 4 blocks of 128 tokens: four silos with
+questions and answers about parts of Python's standard library (`simulations.recipes.language.docstrings`), as
+conversations in the model's chat template, 8 local steps; and eight silos with a play each, 5 % of them for testing,
+4 local steps.  Metrics are losses in nats per scored token on test data of all silos, 3 seeds.
+
+Methods: AdamW on all weights; LISA with 2 of 30 blocks, drawn once per round for all silos, besides the embedding; LoRA
+of rank 8, also on a base in 4 bits (QLoRA).  Each has the best of three learning rates on a seed of its own (2 rounds).
+
+On the questions, AdamW is also taken in low precision, at the same rate for 2 rounds: weights in bf16 with float32
+masters, rounded stochastically, or to nearest, and moments in 8 bits.  Each is judged by the share of float32's gain
+that it keeps, as in `low-precision`.
+
+Methods differ in bytes and seconds per round.  A comparison at equal cost is at the smallest cost of a complete
+training among the methods, and takes of every method the last loss within it; before its first round, that is the
+pretrained model's.  Seconds are those of training and aggregation, without evaluation: the median of all rounds of a
+method, which do the same work.
+
+The thresholds were fixed before anything was run, the rates to try after one look at the tuning seed.
+"""
+
+import json
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from fedsign.config import from_dict, merged
+from fedsign.data.text import libraries as llm
+from fedsign.errors import ConfigError, DataError
+from fedsign.optim.bnb import bitsandbytes
+from fedsign.workload import Workload
+from simulations.api import run
+from simulations.language.export import export
+from simulations.recipes.base import Metrics, NotDecidableHere, at_least, at_most, below, part, recipe
+from simulations.recipes.cells import best_settings, on_all_cores
+from simulations.recipes.kept import workspace
+from simulations.recipes.language import docstrings
+from simulations.recipes.language.low_precision import parts_of_low_precision
+from simulations.recipes.language.pretrained import smollm2
+from simulations.recipes.where import Budget, Where
+
+_ROUNDS, _SEEDS, _TUNING_SEED, _TUNING_ROUNDS = 5, (0, 1, 2), 100, 2
+_METHODS: Mapping[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, and rates to try
+    "full": ({"name": "adamw"}, (5e-5, 1e-4, 2e-4)),
+    "lisa": ({"name": "lisa", "num_sampled_layers": 2, "draws": "per_round"}, (1e-4, 2e-4, 4e-4)),
+    "lora": ({"name": "lora", "rank": 8}, (5e-4, 1e-3, 2e-3)),
+    "qlora": ({"name": "lora", "rank": 8, "quantization": "nf4"}, (5e-4, 1e-3, 2e-3)),
+}
+_LOW: Mapping[str, Mapping[str, Any]] = {  # changes of full fine-tuning
+    **{
+        name: {"client": {"low_precision": name}, "model": {"dtype": "bf16"}}
+        for name in ("master", "stochastic", "plain")
+    },
+    "moments_8bit": {"client": {"optimizer": {"name": "adamw_8bit"}}},
+}
+_LOW_ROUNDS = 2
+_NUM_PLAYS, _LETTERS_OF_A_PLAY, _TEST_LINES = 8, 40_000, 64
+_SMALL = [name for name in _METHODS if name != "full"]
+_COST = "12 trainings of 5 rounds and 12 of 2, about 3 hours on two cores, 6 GB a process; what is done is kept"
+_EXPORT = (at_most(1e-3, "export_logits_error", "peft_logits_error"), at_least(1.0, "export_same_tokens"))
+
+Curve = list[dict[str, float]]
+"""Of each round: loss, and cumulative bytes and seconds; the pretrained model comes first."""
+
+
+def _parts(learned: float, data: str) -> list[Any]:
+    return [
+        part(
+            f"SmolLM2 on {data}: each method's loss is at most {learned:g} times that of the pretrained model",
+            at_most(learned, *(f"{name}_over_pretrained" for name in _METHODS)),
+        ),
+        part(
+            f"SmolLM2 on {data}: at equal bytes, LISA, LoRA, and QLoRA have a lower loss than full fine-tuning",
+            below(1.0, *(f"{name}_over_full_at_bytes" for name in _SMALL)),
+        ),
+        part(
+            f"SmolLM2 on {data}: at equal seconds, LISA's and LoRA's losses are at most 1.03 times full fine-tuning's",
+            at_most(1.03, *(f"{name}_over_full_at_seconds" for name in ("lisa", "lora"))),
+        ),
+        part(
+            f"SmolLM2 on {data}: at equal rounds, a base in 4 bits costs LoRA at most 2 % of loss",
+            at_most(1.02, "qlora_over_lora"),
+        ),
+        part(
+            f"SmolLM2 on {data}: transformers and peft load the result, with the same logits and next words", *_EXPORT
+        ),
+    ]
+
+
+_NULL = {f"{name}_over_pretrained": 1.0 for name in _METHODS}
+_NULL |= {f"{name}_over_full_at_bytes": 1.1 for name in _SMALL}
+_NULL |= {"lisa_over_full_at_seconds": 1.1, "lora_over_full_at_seconds": 1.1, "qlora_over_lora": 1.1}
+_NULL |= {"export_logits_error": 1.0, "peft_logits_error": 1.0, "export_same_tokens": 0.0}
+
+
+@recipe(
+    (
+        "Four silos that fine-tune SmolLM2-135M-Instruct on questions about Python need fewer bytes with LISA, LoRA, "
+        "and QLoRA than with full fine-tuning, and LISA and LoRA no more time."
+    ),
+    *_parts(0.9, "questions"),
+    *parts_of_low_precision("SmolLM2 on questions: ", plain=0.9),
+    quick=[*_EXPORT],
+    null={**_NULL, **{f"{name}_gain": 1.0 if name == "plain" else 0.6 for name in _LOW}},
+)
+def smollm2_instructions(quick: bool) -> Metrics:
+    """Return losses and costs (quick: two steps of LoRA)."""
+    with workspace() as folder:
+        _write_conversations(folder)
+        data = {
+            "name": "jsonl",
+            "path": str(folder / "train.jsonl"),
+            "test_path": str(folder / "test.jsonl"),
+            "owner": "silo",
+        }
+        return _measured(data, len(docstrings.SILOS), quick, folder, steps=8, lows=_LOW)
+
+
+@recipe(
+    (
+        "Eight silos that fine-tune SmolLM2-135M-Instruct on a play each need fewer bytes with LISA, LoRA, and "
+        "QLoRA than with full fine-tuning, and LISA and LoRA no more time."
+    ),
+    *_parts(0.98, "plays"),
+    quick=[*_EXPORT],
+    null=_NULL,
+    data={"text_folder": None},
+    budget=lambda quick, where: Budget(known="two steps, minutes" if quick else _COST),
+    takes_model=False,
+    takes_other_data=False,
+)
+def smollm2_plays(quick: bool, where: Where) -> Metrics:
+    """The same of the eight longest texts in `--data-root`."""
+    with workspace() as folder:
+        _write_plays(Path(where.data.get("root", "data")), folder / "plays")
+        data = {"name": "text_folder", "root": str(folder / "plays"), "test_fraction": 0.05}
+        return _measured(data, _NUM_PLAYS, quick, folder, steps=4)
+
+
+def _measured(
+    data: Mapping[str, Any], num_silos: int, quick: bool, folder: Path, *, steps: int, lows: Collection[str] = ()
+) -> dict[str, float]:
+    base = str(smollm2())
+    data = {**data, "tokenizer": base, "block_length": 128}
+    make = partial(_experiment, data=data, num_silos=num_silos, base=base, steps=2 if quick else steps)
+    if quick:
+        return _of_export(make("lora", 1e-3, 0, rounds=1), folder)
+    try:
+        bitsandbytes("this recipe")
+    except ConfigError as error:
+        raise NotDecidableHere(str(error)) from error
+    sweep = {
+        (name, rate): partial(_curve, make(name, rate, _TUNING_SEED, rounds=_TUNING_ROUNDS))
+        for name, (_, rates) in _METHODS.items()
+        for rate in rates
+    }
+    best = best_settings({key: curve[-1]["loss"] for key, curve in on_all_cores(sweep).items()})
+    cells = {
+        (name, seed): partial(_curve, make(name, best[name], seed, rounds=_ROUNDS))
+        for name in _METHODS
+        for seed in _SEEDS
+    }
+    in_low = {
+        (name, seed): partial(_curve, merged(make("full", best["full"], seed, rounds=_LOW_ROUNDS), _LOW[name]))
+        for name in lows
+        for seed in _SEEDS
+    }
+    found = on_all_cores(cells | in_low)
+    metrics = _metrics(timed({key: found[key] for key in cells})) | kept_gains(found, lows)
+    metrics |= {f"{name}_rate": rate for name, rate in best.items()}
+    return metrics | _of_export(make("lora", best["lora"], 0, rounds=1), folder)
+
+
+def _metrics(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
+    pretrained = curves["full", 0][0]["loss"]
+    metrics = {"pretrained_loss": pretrained}
+    for name in _METHODS:
+        of_seeds = [curves[name, seed] for seed in _SEEDS]
+        metrics[f"{name}_loss"] = fmean(curve[-1]["loss"] for curve in of_seeds)
+        metrics[f"{name}_over_pretrained"] = metrics[f"{name}_loss"] / pretrained
+        metrics[f"{name}_mb"] = fmean(curve[-1]["bytes"] for curve in of_seeds) / 1e6
+        metrics[f"{name}_seconds"] = fmean(curve[-1]["seconds"] for curve in of_seeds)
+    metrics["qlora_over_lora"] = metrics["qlora_loss"] / metrics["lora_loss"]
+    for name in _SMALL:
+        for cost in ("bytes", "seconds"):
+            ratios = [ratio_at_equal(cost, curves[name, seed], curves["full", seed]) for seed in _SEEDS]
+            metrics[f"{name}_over_full_at_{cost}"] = fmean(ratios)
+    return metrics
+
+
+def kept_gains(curves: Mapping[tuple[str, int], Curve], lows: Collection[str]) -> dict[str, float]:
+    """How far the loss falls in low precision, over how far it falls in float32."""
+
+    def gain(name: str) -> float:
+        of_seeds = [curves[name, seed] for seed in _SEEDS]
+        return fmean(curve[0]["loss"] - curve[_LOW_ROUNDS]["loss"] for curve in of_seeds)
+
+    return {f"{name}_gain": gain(name) / gain("full") for name in lows}
+
+
+def timed(curves: Mapping[tuple[str, int], Curve]) -> dict[tuple[str, int], Curve]:
+    """Give every round its method's median seconds: what else the machine does must not decide."""
+    of_rounds: dict[str, list[float]] = {}
+    for (name, _), curve in curves.items():
+        times = [point["seconds"] for point in curve]
+        of_rounds.setdefault(name, []).extend(after - before for before, after in pairwise(times))
+    return {
+        (name, seed): [{**point, "seconds": at * median(of_rounds[name])} for at, point in enumerate(curve)]
+        for (name, seed), curve in curves.items()
+    }
+
+
+def ratio_at_equal(cost: str, one: Curve, other: Curve) -> float:
+    """Return one's loss over the other's at the smaller of both final costs."""
+    budget = min(one[-1][cost], other[-1][cost])
+    at_one, at_other = ([point["loss"] for point in curve if point[cost] <= budget][-1] for curve in (one, other))
+    return at_one / at_other
+
+
+def _experiment(
+    method: str,
+    lr: float,
+    seed: int,
+    data: Mapping[str, Any],
+    num_silos: int,
+    *,
+    base: str,
+    rounds: int = _ROUNDS,
+    steps: int,
+) -> dict[str, Any]:
+    optimizer = dict(_METHODS[method][0])
+    if method == "lisa":
+        optimizer["period"] = steps  # new blocks in each round
+    return {
+        "seed": seed,
+        "rounds": rounds,
+        "task": "language",
+        "metrics": ["perplexity"],
+        "callbacks": [],
+        "data": dict(data),
+        "partition": {"name": "natural", "num_clients": num_silos},
+        "server": {"cohort_size": num_silos},
+        "strategy": {"name": "fedavg", "weighting": "examples"},
+        "model": {"name": "transformers", "path": base},
+        "client": {
+            "local_steps": steps,
+            "batch_size": 4,
+            "lr": lr,
+            "clip_norm": 1.0,
+            "optimizer": optimizer,
+        },
+        "results": {"checkpoint_every": rounds},
+    }
+
+
+def _curve(experiment: Mapping[str, Any]) -> Curve:
+    work = Workload(from_dict(dict(experiment)))
+    points = [{"loss": work.evaluate(work.make_model())["loss"], "bytes": 0.0, "seconds": 0.0}]
+    del work  # the run builds its own
+    with tempfile.TemporaryDirectory() as root:
+        done = run({**experiment, "results": {**experiment["results"], "root": root}})
+        for record, timing in zip(done.rounds, done.folder.timings(), strict=True):
+            sent = record["bytes_up"] + record["bytes_down"]
+            took = sum(value for key, value in timing.items() if key.endswith("_s") and key != "evaluate_s")
+            last = points[-1]
+            points.append({"loss": record["loss"], "bytes": last["bytes"] + sent, "seconds": last["seconds"] + took})
+    return points
+
+
+def _of_export(experiment: Mapping[str, Any], folder: Path) -> dict[str, float]:
+    """Return the distances of the exported model's logits, merged and of `peft`, from the run's."""
+    done = run({**experiment, "results": {"root": str(folder / "runs")}})
+    export(done.path, folder / "merged")
+    export(done.path, folder / "adapters", adapters=True)
+    library = llm.transformers("this recipe")
+    import peft  # installed with the same extra
+
+    tokenizer = library.AutoTokenizer.from_pretrained(folder / "merged")
+    asked = [{"role": "user", "content": "What does str.split do?"}]
+    tokens = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids, ours = tokens["input_ids"], done.model().cpu().eval()
+    merged = library.AutoModelForCausalLM.from_pretrained(folder / "merged").eval()
+    base = library.AutoModelForCausalLM.from_pretrained(smollm2())
+    beside = peft.PeftModel.from_pretrained(base, folder / "adapters").eval()
+    with torch.no_grad():
+        logits = ours(ids)
+        errors = [(theirs(ids).logits - logits).abs().max().item() for theirs in (merged, beside)]
+        words = [theirs.generate(ids, max_new_tokens=16, do_sample=False) for theirs in (merged, beside)]
+    same = float(torch.equal(*words))
+    return {"export_logits_error": errors[0], "peft_logits_error": errors[1], "export_same_tokens": same}
+
+
+def _write_conversations(folder: Path) -> None:
+    docstrings.write(folder / "lines")
+    for name in ("train", "test"):
+        lines = [json.loads(line) for line in (folder / "lines" / f"{name}.jsonl").read_text("utf-8").splitlines()]
+        if name == "test":
+            lines = lines[:: max(1, len(lines) // _TEST_LINES)]
+        made = [
+            {
+                "messages": [
+                    {"role": "user", "content": line["instruction"]},
+                    {"role": "assistant", "content": line["output"]},
+                ],
+                "silo": line["silo"],
+            }
+            for line in lines
+        ]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in made)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def _write_plays(root: Path, folder: Path) -> None:
+    """Write the beginnings of the longest texts.
+
+    Raises:
+        DataError: there are too few.
+    """
+    texts = sorted(root.glob("*.txt"), key=lambda path: (-path.stat().st_size, path.name))[:_NUM_PLAYS]
+    if len(texts) < _NUM_PLAYS:
+        raise DataError(
+            f"{root} has {len(texts)} texts, but this recipe needs {_NUM_PLAYS} plays, one .txt file each: name their "
+            "folder with --set data.root=PATH."
+        )
+    folder.mkdir()
+    for path in texts:
+        text = path.read_text(encoding="utf-8", errors="replace")[:_LETTERS_OF_A_PLAY]
+        (folder / path.name).write_text(text, encoding="utf-8")
