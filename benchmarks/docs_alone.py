@@ -1,6 +1,6 @@
 """Sections of docs/benchmarks.md on FedSign alone, without competitors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from benchmarks.tables import MISSING, Result, measured_on, metrics_of, ms, table
 from fedsign.report.wording import figure
@@ -269,37 +269,59 @@ def _large(result: Result) -> str:
 def _memory(result: Result) -> str:
     """Estimated and measured peaks, a row for each model, a column for each method; then those of other runs."""
     cells: Result = result["cells"]
-
-    def peaks(name: str) -> str:
-        return _peaks(cells.get(name, {}))
-
-    methods = ("LISA", "LoRA", "AdamW", "SGD, momentum", "GaLore")
-    models = [(of, size) for size in ("75 M", "285 M") for of in ("Llama", "GPT-2", "GPT-NeoX", "ViT")]
-    names = [[f"{of}, {method}, {size}" for method in methods] for of, size in models]
-    rows = [[f"{of}, {size}", *map(peaks, row)] for (of, size), row in zip(models, names, strict=True)]
-    known = {name for row in names for name in row}
     several = {name: cell["processes"] for name, cell in cells.items() if "processes" in cell}
-    others = [[name, peaks(name)] for name in cells if name not in known | several.keys()]
     by_process = [[name, *map(_peaks, each.values())] for name, each in several.items()]
-    alone = [cell for each in cells.values() for cell in each.get("processes", {"": each}).values()]
-    ratios = [cell["estimated_bytes"] / cell["measured_bytes"] for cell in alone if cell.get("measured_bytes")]
-    within = sum(abs(ratio - 1) <= _MEMORY_TARGET for ratio in ratios)
+    lisa = {of: cells.get(f"{of}, LISA, 285 M", {}) for of in ("Llama", "GPT-2", "GPT-NeoX", "ViT")}
     return _alone(
         "Memory of a run",
         "What `fedsign estimate memory` says of a whole run, and the peak of its resident memory, in GB: two rounds of "
-        "one client, batches of one sample of 64 tokens or patches, in a process of its own "
-        "([how](how-to/estimate-memory.md)), in float32 unless a type is given.",
+        "one client, batches of one sample of 64 tokens or patches, in a process of its own, in float32 unless a type "
+        "is given.",
         result,
-        table(("", *methods), rows, left=1),
-        table(("Llama of `transformers`", "estimate / measured"), others, left=1),
+        *_of_models(cells),
         "Of several processes, in four rounds: the server's, and the largest of those that train. What they share "
         "counts in each.",
         table(("Llama of `transformers`", "server", "worker or rank"), by_process, left=1),
-        f"{within} of {len(ratios)} estimates are within {_MEMORY_TARGET:.0%} of the measured peak; they range from "
-        f"{min(ratios):.2f} to {max(ratios):.2f} of it.",
+        _within(cells),
         *_spread(cells),
-        _lisa_goal({of: cells.get(f"{of}, LISA, 285 M", {}) for of, size in models if size == "285 M"}),
+        _lisa_goal(lisa),
+        *_memory_of_gpu(result.get("gpu", {})),
     )
+
+
+def _of_models(cells: dict[str, Result]) -> Iterator[str]:
+    """The cells of one process: those of several architectures, and those of a Llama."""
+    methods = ("LISA", "LoRA", "AdamW", "SGD, momentum", "GaLore")
+    models = [(of, size) for size in ("75 M", "285 M") for of in ("Llama", "GPT-2", "GPT-NeoX", "ViT")]
+    names = [[f"{of}, {method}, {size}" for method in methods] for of, size in models]
+    peaks = {name: _peaks(cells.get(name, {})) for row in names for name in row}
+    rows = [[f"{of}, {size}", *map(peaks.__getitem__, row)] for (of, size), row in zip(models, names, strict=True)]
+    yield table(("", *methods), rows, left=1)
+    others = {name: cell for name, cell in cells.items() if name not in peaks and "processes" not in cell}
+    found = [[name, _peaks(cell)] for name, cell in others.items()]
+    yield table(("Llama of `transformers`", "estimate / measured"), found, left=1)
+
+
+def _within(cells: dict[str, Result]) -> str:
+    """How many of the estimates are good, and the worst ones."""
+    alone = [cell for each in cells.values() for cell in each.get("processes", {"": each}).values()]
+    ratios = [cell["estimated_bytes"] / cell["measured_bytes"] for cell in alone if cell.get("measured_bytes")]
+    within = sum(abs(ratio - 1) <= _MEMORY_TARGET for ratio in ratios)
+    return (
+        f"{within} of {len(ratios)} estimates are within {_MEMORY_TARGET:.0%} of the measured peak; they range from "
+        f"{min(ratios):.2f} to {max(ratios):.2f} of it."
+    )
+
+
+def _memory_of_gpu(result: Result) -> Iterator[str]:
+    if result:
+        yield (
+            "The same on a GPU: the peak of what PyTorch allocates there, without CUDA's context, and without blocks "
+            "that the allocator keeps for later."
+        )
+        yield measured_on(result)
+        yield from _of_models(result["cells"])
+        yield _within(result["cells"])
 
 
 def _spread(cells: dict[str, Result]) -> list[str]:

@@ -14,7 +14,7 @@ tensor if that has the model's device, dtype, and layout, and its memory is alig
 differently on other addresses).  It is copied only when it is trained (`own`), because given tensors must not change,
 and the trained copy goes into the reply as it is.  If tensors arrive on the host for a GPU, or as rows of sparse
 tensors, they are copied one by one into the model's own memory.  After a client's round the model holds nothing of it
-(`release`).
+(`release`), and none of a GPU's memory: the server's model and the clients' take turns there.
 """
 
 import ctypes
@@ -244,8 +244,7 @@ class BorrowingModel(WorkingModel):
         of_layout = {each for each in self.parameters.values() if self._channels_last and each.dim() == 4}
         self._lends = set(self.parameters.values()) - of_layout if self._is_plain else set()
         self._borrowed: set[nn.Parameter] = set()  # alias given tensors
-        # the initial weights leave as a reply would
-        self._copied: set[nn.Parameter] = set(self._lends) if numerics.device.type == "cpu" else set()
+        self._copied: set[nn.Parameter] = set(self._lends)  # the initial weights leave as a reply would
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Borrow or copy the given tensors; see [Note: whose memory]."""
@@ -268,6 +267,8 @@ class BorrowingModel(WorkingModel):
                 self.packing.put(name, given, parameter.data)
             else:
                 parameter.data.copy_(given)
+            if not parameter.is_cpu and parameter in self._lends:
+                self._copied.add(parameter)
         if self._has_buffers:
             for name, tensor in self.module.state_dict().items():
                 if self.roles[name] is Role.BUFFER:  # never borrowed: a forward pass writes into them
@@ -289,7 +290,7 @@ class BorrowingModel(WorkingModel):
         self._begin({})
 
     def empty(self) -> None:
-        """Drop the initial weights; from now on, parameters on the CPU have memory only while they borrow or train."""
+        """Drop the initial weights; from now on, parameters have memory only while they borrow or train."""
         self.release()
         trim_heap()
 

@@ -44,6 +44,7 @@ def evaluator_for(
     def on_the_server(round: int, tensors: Tensors) -> Evaluation:
         model.load(tensors)
         metrics = workload.evaluate(model.module, num_threads=num_threads, on_outputs=on_outputs, round=round)
+        model.release()  # on a GPU, the clients' model is next
         return Evaluation(metrics=metrics)
 
     return on_the_server

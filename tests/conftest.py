@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; the processes of pytest-xdist inherit it
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch.cuda.is_available() spoils CUDA for forks otherwise
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent / "impatient"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )

@@ -5,6 +5,8 @@ in a process of its own: `fedsign estimate memory --config ... --measure`.  The 
 runs.  Those with weights or moments in fewer bits, and the largest models, are of the Llama of `transformers`, and so
 are those of several processes: two ranks with two samples, or two workers with two clients, in four rounds.  Cells that
 are in the result already are not measured again; those whose estimate exceeds `LARGEST` are not measured at all.
+
+Where there is a GPU, cells of one process run on it instead, and the peak is that of PyTorch's allocator there.
 """
 
 import json
@@ -142,14 +144,17 @@ def experiment(model: dict[str, Any], optimizer: dict[str, Any], root: Path) -> 
 def measure(path: Path, *, repetitions: int) -> None:
     """Measure the cells that are missing, the small ones first."""
     result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    cells: dict[str, Any] = result.get("cells", {})
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    of_device: dict[str, Any] = result if device == "cpu" else result.setdefault("gpu", {})
+    cells: dict[str, Any] = of_device.get("cells", {})
     head = result_head(NAME, "Memory of a run", machine(), 1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name, tree in _experiments(folder):
-            if name not in cells:
-                cells[name] = _cell(tree, folder, repetitions)
-                write_result(path, {**head, "cells": cells})
+            if name not in cells and not (device == "cuda" and name in OF_PROCESSES):
+                cells[name] = _cell(merged(tree, {"engine": {"device": device}}), folder, repetitions)
+                of_device |= {**head, "device": device, "cells": cells}
+                write_result(path, result)
                 print(name, cells[name], flush=True)
 
 

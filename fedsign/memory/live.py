@@ -5,13 +5,13 @@ including `meta`, and attributes the peak to categories.  `allocated` asks the a
 memory of kernels: on CUDA through its statistics, on the CPU through the events of torch's profiler.
 
 On the CPU both report the same peak for a training step, except for kernel scratch and a few bytes of scalars
-(`tests/memory/test_live_bytes.py`).  On CUDA the allocator rounds each storage up to 512 bytes.
+(`tests/memory/test_live_bytes.py`).  On CUDA the allocator takes larger blocks (`cuda_block`).
 """
 
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,6 +27,17 @@ OTHER = "other"
 
 # torch.tensor() dispatches this op, whose output is its argument; the argument itself was never seen before
 _FRESH = {torch.ops.aten.lift_fresh.default}
+
+
+def cuda_block(num_bytes: int) -> int:
+    """The bytes that PyTorch's CUDA allocator takes for a storage: of a segment, no rest of 1 MiB is left over.
+
+    >>> [cuda_block(size) for size in (1, 4000, 2**20 + 1, 11 * 2**20)], 12 * 2**20
+    ([512, 4096, 1049088, 12582912], 12582912)
+    """
+    rounded = -(-num_bytes // 512) * 512
+    segment = -(-rounded // 2**21) * 2**21
+    return segment if rounded >= 10 * 2**20 and segment - rounded <= 2**20 else rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +56,7 @@ class LiveBytes(TorchDispatchMode):
     retroactively, for the storage's whole life, so gradients may be named after the backward pass.  Storages that
     existed before the block count from when they are named.  Memory that `from_numpy` borrows counts as well, although
     the allocator does not know it.  A memory-mapped file must be named.  Resizing a storage in place is not seen.
+    `size_of` says what an allocator takes for so many bytes.
 
     >>> with LiveBytes() as live:
     ...     weights = torch.zeros(1000)
@@ -54,8 +66,9 @@ class LiveBytes(TorchDispatchMode):
     ({'weights': 4000, 'other': 4004}, {'weights': 4000, 'other': 4})
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, size_of: Callable[[int], int] = int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for it
+        self._size_of = size_of
         self._events: list[tuple[int, int, str]] = []  # (storage number, change in bytes, phase), in order
         self._phase = ""
         self._categories: dict[int, str] = {}
@@ -130,7 +143,7 @@ class LiveBytes(TorchDispatchMode):
         address = storage._cdata
         if address in self._alive:
             return self._alive[address][0]
-        number, size = self._num_storages, storage.nbytes()
+        number, size = self._num_storages, self._size_of(storage.nbytes())
         self._num_storages += 1
         self._devices[number] = self.device
         self._events.append((number, size, self._phase))

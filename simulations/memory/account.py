@@ -1,4 +1,4 @@
-"""The memory of a whole run on the CPU: what the server and a client hold in each phase of a round.
+"""The memory of a whole run: what the server and a client hold in each phase of a round.
 
 A local step of the experiment's own network, objective, and optimizer runs on the meta device, and so does an
 evaluation, while `fedsign.memory.live` counts.  The rest are sums over the model's tensors.  With P the bytes of the
@@ -22,9 +22,16 @@ to three models more (state, the next state, what the server shares), server opt
 [Note: processes that train] Workers (engine.workers) and ranks (client.sharding) get the model, and give replies, in
 memory that they share with the server: P + T for each reply that waits (`shared`).  The system counts it in each
 process that has touched it.  A worker has F, C, and the step; the server has what is left.  Ranks are in `ranks.py`.
+
+[Note: a GPU] Only the GPU's memory is accounted for, as PyTorch allocates it.  Requests and replies are in the host's:
+
+    train       M + F + masters + references + step
+    evaluate    M + F + outputs                          M: the model in its own types; a small one is there twice
+
+The references are the tensors that the objective has read, and its states.  An account needs no GPU.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,10 +49,10 @@ from fedsign import plugins
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
 from fedsign.memory.estimate import ACTIVATIONS
-from fedsign.memory.live import OTHER, LiveBytes
-from fedsign.memory.step import GRADIENTS, STATES, WEIGHTS, under_kernels
+from fedsign.memory.live import OTHER, LiveBytes, cuda_block
+from fedsign.memory.step import GRADIENTS, STATES, WEIGHTS, Device, under_kernels
 from fedsign.models.batch_norm import has_batch_norm
-from fedsign.numerics import Numerics, is_low, widened
+from fedsign.numerics import Numerics, device_of, is_low, widened
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import PartTrainer, optimizer_of
 from fedsign.optim.low_precision import Masters, StochasticRounding, Updates
@@ -61,6 +68,7 @@ from simulations.memory.phases import (
     BUILD,
     COPY,
     EVALUATE,
+    GPU,
     MODEL,
     NORM,
     PROGRAM,
@@ -80,7 +88,12 @@ from simulations.memory.ranks import Shards
 from simulations.rounds import make_strategy
 from strategies.base import Strategy
 
+SizeOf = Callable[[int], int]
+"""What an allocator takes for so many bytes."""
+
 _TRIED = 64  # steps, and clients, whose draws are tried
+# of a GPU, in bytes: cuBLAS in the threads of the forward and the backward pass, 32 MiB each on Hopper, and a bit more
+_WORKSPACES = 68_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,24 +101,27 @@ class _Sizes:
     """Bytes of a client's model, in the types that are sent."""
 
     sent: int
+    own: int  # the same tensors in the types of the model
     frozen: int  # not sent
     unlike: int  # of the tensors that a model holds in another type or layout than they are sent in
     has_masters: bool  # clients train float32 copies of their model's tensors
     largest: int  # of all tensors, in elements
 
     @classmethod
-    def of(cls, model: WorkingModel, numerics: Numerics) -> Self:
+    def of(cls, model: WorkingModel, numerics: Numerics, size_of: SizeOf) -> Self:
         """The sizes under a run's numerics."""
         module, tensors = model.module, model.module.state_dict()
         has_masters = numerics.low_precision == "master" and any(map(is_low, tensors.values()))
         nums = {name: model.packing.shape(name, tensor.shape).numel() for name, tensor in tensors.items()}
-        held = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+        held = sum(size_of(tensor.nbytes) for tensor in (*module.parameters(), *module.buffers()))
+        own = sum(size_of(num * tensors[name].itemsize) for name, num in nums.items())
         unlike = [tensor for tensor in tensors.values() if has_masters and is_low(tensor)]
         if not has_masters and numerics.takes_channels_last(module):
             unlike = [parameter for parameter in module.parameters() if parameter.dim() == 4]
         return cls(
             sent=sum(num * _itemsize(tensors[name], is_wide=has_masters) for name, num in nums.items()),
-            frozen=max(0, held - sum(num * tensors[name].itemsize for name, num in nums.items())),
+            own=own,
+            frozen=max(0, held - own),
             unlike=sum(tensor.nbytes for tensor in unlike),
             has_masters=has_masters,
             largest=max((tensor.numel() for tensor in tensors.values()), default=0),
@@ -129,15 +145,20 @@ class _Step:
     at_peak: Mapping[str, int]
     states: int  # moments
     activations: int  # the most
+    references: int  # received parameters that the objective has read
 
 
 def account(workload: Workload) -> Account:
-    """Account for a run of the in-process engine on the CPU.
+    """Account for a run of the in-process engine.
 
     Raises:
         ConfigError: the experiment runs elsewhere, or its model's shapes depend on values.
     """
     _check(workload)
+    kind = kind_of(workload)
+    size_of: SizeOf = int
+    if kind == "cuda":
+        size_of, workload = cuda_block, _with(workload, "engine", device="cpu")  # a GPU need not be here
     config, client = workload.config, workload.config.client
     ranks, workers = ShardingSection.of(config).ranks, config.get("engine.workers", 1)
     strategy = make_strategy(workload)
@@ -148,10 +169,10 @@ def account(workload: Workload) -> Account:
         with torch.device("meta"), LiveBytes() as live:
             model = WorkingModel(there.make_model().train(), there.numerics)
         optimizer = optimizer_of(client.optimizer, model.module, learning_rate(workload)(1), client.weight_decay)
-        sizes = _Sizes.of(model, workload.numerics)
-        trained = _trained(there, model, optimizer, is_wide=sizes.has_masters)
+        sizes = _Sizes.of(model, workload.numerics, size_of)
+        trained = _trained(there, model, optimizer, size_of, is_wide=sizes.has_masters)
         active = _active(there, model, optimizer)
-        step = _step(there, model, objective, optimizer, share=ranks)
+        step = _step(there, model, objective, optimizer, kind=kind, share=ranks)
         outputs = max(_outputs(there, model) * min(workers, _num_batches(workload)), answers_bytes(there, model.module))
         shards = Shards(there, optimizer, active) if ranks > 1 else None
     run = _Run(
@@ -164,8 +185,11 @@ def account(workload: Workload) -> Account:
         has_others=config.server.cohort_size > 1,
         has_state=objective.has_state,
     )
-    of_server = program.bytes_of_this(optimizer, of_meta)
-    processes = _processes(workload, run, of_server, objective, shards)
+    if kind == "cuda":
+        processes = [Process(name=GPU, phases=tuple(run.on_gpu(_WORKSPACES + _data_bytes(workload))))]
+    else:
+        of_server = program.bytes_of_this(optimizer, of_meta)
+        processes = list(_processes(workload, run, of_server, objective, shards))
     num_samples = len(workload.dataset.train)
     return Account(
         title=f"{config.model.name} on {config.data.name}, {client.optimizer.name}, {num_samples:,} samples",
@@ -198,13 +222,25 @@ def _processes(
         yield Process(name=SERVER, phases=tuple(run.alone(of_server)))
 
 
+def kind_of(workload: Workload) -> Device:
+    """The kind of device that a run is for, which need not be here."""
+    device = workload.config.engine.device
+    return "cuda" if device.startswith("cuda") or device_of(device).type == "cuda" else "cpu"
+
+
 def _check(workload: Workload) -> None:
     config = workload.config
-    if config.engine.name != "in_process" or workload.device.type != "cpu" or config.get("client.path", "") == "cohort":
+    if config.engine.name != "in_process" or config.get("client.path", "") == "cohort":
         raise ConfigError(
-            f"engine.name={config.engine.name}, client.path={config.get('client.path', 'sequential')} and device "
-            f"{workload.device} were given, but a whole run is accounted for in process, on the CPU, one client after "
-            "another; use --methods full,lora,lisa for a training step."
+            f"engine.name={config.engine.name} and client.path={config.get('client.path', 'sequential')} were given, "
+            "but a whole run is accounted for in process, one client after another; use --methods full,lora,lisa for a "
+            "training step."
+        )
+    ranks, workers = ShardingSection.of(config).ranks, config.get("engine.workers", 1)
+    if kind_of(workload) == "cuda" and (ranks > 1 or workers > 1):
+        raise ConfigError(
+            f"engine.device={config.engine.device} was given with client.sharding.ranks={ranks} and "
+            f"engine.workers={workers}, but a GPU is accounted for where one process trains; set both to 1 here."
         )
     if config.engine.precision != "float32":
         raise ConfigError(
@@ -271,6 +307,18 @@ class _Run:
         training = {COPY: self._trains(self._between), **self.step.at_peak, STATE: self.state}
         yield Phase.of(TRAIN, {**stays, SHARED: lent}, **training)
 
+    def on_gpu(self, program: int) -> Iterator[Phase]:
+        """The phases of a GPU; see [Note: a GPU]."""
+        sizes, references = self.sizes, self.step.references + self.kept["client"]
+        fixed = {PROGRAM: program, MODEL: sizes.frozen + sizes.own}
+        is_small = not self.trained.is_part and sizes.own < LARGE_BYTES
+        masters = self.trained.copied if sizes.has_masters else 0
+        for name, parts in (
+            (TRAIN, {COPY: masters, **self.step.at_peak, STATE: references}),
+            (EVALUATE, {COPY: sizes.own * is_small, ACTIVATIONS: self.outputs}),
+        ):
+            yield Phase.exact(name, {**fixed, **parts})
+
     def _trains(self, stays: int) -> int:
         return self._copy + stays if self.sizes.has_masters else max(self._copy, stays)
 
@@ -325,7 +373,7 @@ def _kept(strategy: Any, objective: Objective, sent: int) -> dict[str, int]:
     return {"client": 2 * sent, "server": (slots + 2 + evaluates_another) * sent}
 
 
-def _trained(workload: Workload, model: WorkingModel, optimizer: Any, *, is_wide: bool) -> _Trained:
+def _trained(workload: Workload, model: WorkingModel, optimizer: Any, size_of: SizeOf, *, is_wide: bool) -> _Trained:
     """Which parameters train in the first round, of one client and of the whole cohort."""
     config, parameters = workload.config, model.parameters
     if isinstance(optimizer, PartTrainer):
@@ -334,7 +382,7 @@ def _trained(workload: Workload, model: WorkingModel, optimizer: Any, *, is_wide
         of_clients = [{name for name, each in parameters.items() if each.requires_grad}]
 
     def size(names: set[str], *, is_wide: bool) -> int:
-        return sum(model.sizes[name] * _itemsize(parameters[name], is_wide=is_wide) for name in names)
+        return sum(size_of(model.sizes[name] * _itemsize(parameters[name], is_wide=is_wide)) for name in names)
 
     most = max(of_clients, key=partial(size, is_wide=is_wide))
     return _Trained(
@@ -365,16 +413,23 @@ def _shares(workload: Workload) -> list[int]:
     return [len(workload.partition[client]) for client in range(min(workload.config.server.cohort_size, _TRIED))]
 
 
-def _step(workload: Workload, model: WorkingModel, objective: Objective, optimizer: Any, *, share: int) -> _Step:
+def _step(
+    workload: Workload, model: WorkingModel, objective: Objective, optimizer: Any, *, kind: Device, share: int
+) -> _Step:
     """Two local steps, the second with the moments of the first, on a batch's largest share of so many."""
     config, module = workload.config, model.module
     num = -(-min(config.client.batch_size, max(_shares(workload))) // share)
     features, targets = (tensor.to("meta") for tensor in workload.dataset.train.batch(torch.arange(num)))
     parameters = {name: parameter.detach() for name, parameter in model.parameters.items()}
     state = objective.initial_state(parameters) if objective.has_state else {}
-    context = LocalContext(received=parameters, state=state, shared=state, unit_displacement=1.0, sizes=model.sizes)
-    under_kernels(module, "cpu", "fused")
-    live = LiveBytes()
+    received = _Read(parameters)
+    context = LocalContext(received=received, state=state, shared=state, unit_displacement=1.0, sizes=model.sizes)
+    under_kernels(module, kind, "fused")
+    if kind == "cuda":
+        for group in optimizer.param_groups:  # as torch chooses there
+            if group.get("foreach", True) is None and not group["fused"]:
+                group["foreach"] = True
+    live = LiveBytes(size_of=cuda_block if kind == "cuda" else int)
     live.name(WEIGHTS, [*module.parameters(), *module.buffers(), *state.values()])
     live.name(OTHER, [features, targets])
     batch = live.current[OTHER]
@@ -396,7 +451,30 @@ def _step(workload: Workload, model: WorkingModel, objective: Objective, optimiz
     # GaLore's first step, which decomposes gradients, may need more than the second
     of_peak = min(states, found[OTHER])
     at_peak = {GRADIENTS: found.get(GRADIENTS, 0), STATES: of_peak, ACTIVATIONS: found[OTHER] - of_peak}
-    return _Step(at_peak=at_peak, states=states, activations=live.most_of(OTHER) - states)
+    references = sum(parameters[name].nbytes for name in received.names)
+    return _Step(at_peak=at_peak, states=states, activations=live.most_of(OTHER) - states, references=references)
+
+
+class _Read(dict[str, Tensor]):
+    """Tensors, and the names of those that were read."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self.names = set[str]()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def items(self) -> Any:
+        """All of them, read."""
+        self.names |= self.keys()
+        return super().items()
+
+    def values(self) -> Any:
+        """All of them, read."""
+        self.names |= self.keys()
+        return super().values()
 
 
 def _updates(model: WorkingModel) -> Updates | None:
@@ -427,10 +505,19 @@ def _itemsize(tensor: Tensor, *, is_wide: bool) -> int:
 
 def _on_meta(workload: Workload) -> Workload:
     """The same on the meta device, where weights are not read."""
+    there = _with(workload, "model", start="")
+    vars(there)["numerics"] = replace(
+        workload.numerics, device=torch.device("meta"), channels_last="off", compile=False
+    )
+    return there
+
+
+def _with(workload: Workload, section: str, **changes: Any) -> Workload:
+    """The same data with other settings."""
     config = workload.config
-    there = Workload(config.model_copy(update={"model": config.model.model_copy(update={"start": ""})}))
-    numerics = replace(workload.numerics, device=torch.device("meta"), channels_last="off", compile=False)
-    vars(there).update(dataset=workload.dataset, split=workload.split, numerics=numerics)
+    changed = getattr(config, section).model_copy(update=changes)
+    there = Workload(config.model_copy(update={section: changed}))
+    vars(there).update(dataset=workload.dataset, split=workload.split)
     return there
 
 

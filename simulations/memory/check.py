@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.memory.machine import machine_bytes
@@ -21,7 +23,8 @@ def run_check(workload: Workload) -> list[dict[str, Any]]:
     """
     if workload.config.engine.name != "in_process":  # not accounted for: no model is built here
         return []
-    has = machine_bytes()
+    is_gpu = workload.device.type == "cuda"
+    has = torch.cuda.get_device_properties(workload.device).total_memory if is_gpu else machine_bytes()
     # each process may hold as many
     if _COPIES * workload.model_bytes * _num_processes(workload.config) < has:
         return []
@@ -33,8 +36,8 @@ def run_check(workload: Workload) -> list[dict[str, Any]]:
         return []
     if needs > has:
         raise ConfigError(
-            f"this run needs about {byte_count(needs)} of memory, and this machine has {byte_count(has)}; train less "
-            "at a time (client.optimizer.name=lisa or lora), or take a smaller model."
+            f"this run needs about {byte_count(needs)} of memory, and {'the GPU' if is_gpu else 'this machine'} has "
+            f"{byte_count(has)}; train less at a time (client.optimizer.name=lisa or lora), or take a smaller model."
         )
     return []
 

@@ -220,7 +220,7 @@ def _of_run(experiment: Any, *, card: int | None, measure: bool, json: bool) -> 
     from fedsign.workload import Workload
     from simulations.memory.account import account
     from simulations.memory.measured import measured_peaks
-    from simulations.memory.phases import UnaccountedError
+    from simulations.memory.phases import GPU, UnaccountedError
 
     try:
         found = account(Workload(experiment))
@@ -237,7 +237,8 @@ def _of_run(experiment: Any, *, card: int | None, measure: bool, json: bool) -> 
         print_json({**found.as_json(), **fits})
         return
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{escaped(found.title)}[/], {found.num_parameters:,} parameters")
+    where = ", on the GPU" if found.processes[0].name == GPU else ""
+    console.print(f"[bold]{escaped(found.title)}[/], {found.num_parameters:,} parameters{where}")
     for process in found.processes:
         if has_several:
             console.print(

@@ -13,7 +13,7 @@ import psutil
 
 from fedsign.config import ExperimentConfig, load
 from fedsign.errors import ConfigError
-from simulations.memory.phases import RANK, SERVER, WORKER
+from simulations.memory.phases import GPU, RANK, SERVER, WORKER
 
 ROUNDS = 2  # the second one begins beside what the first one left
 _OF_SEVERAL = 4  # in which every process has touched all memory that they share
@@ -87,8 +87,12 @@ def _peak_of(process: int | str) -> int:
 
 
 if __name__ == "__main__":
+    import torch
+
     from simulations.api import run
 
     with watched() as peaks:
         run(load(Path(sys.argv[1]), []))
+    if torch.cuda.is_available() and (of_gpu := torch.cuda.max_memory_allocated()):
+        peaks[GPU] = of_gpu
     print(json.dumps({SERVER: own_peak(), **peaks}))

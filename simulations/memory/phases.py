@@ -12,7 +12,7 @@ PROGRAM, SHARED, MODEL, GATHERED, COPY, STATE = "program", "shared", "model", "g
 SUMS, HEAP = "sums", "heap"
 PARTS = (PROGRAM, SHARED, MODEL, GATHERED, COPY, GRADIENTS, STATES, ACTIVATIONS, STATE, SUMS, HEAP)
 BUILD, TRAIN, REPLY, AGGREGATE, EVALUATE, NORM = "build", "train", "reply", "aggregate", "evaluate", "norm"
-SERVER, WORKER, RANK = "server", "worker", "rank"
+SERVER, WORKER, RANK, GPU = "server", "worker", "rank", "GPU"
 
 # Measured on the CPU with glibc (benchmarks/alone/memory.py).
 _HOLES = 0.15  # freed memory that the allocator cannot use again, relative to what comes and goes
@@ -32,7 +32,11 @@ class Phase:
     @classmethod
     def of(cls, name: str, stays: Mapping[str, int], *, holes: int = 0, **moving: int) -> Self:
         """A phase with what `stays` through all phases of the process, what comes and goes, and further `holes`."""
-        given = {**stays, **moving, HEAP: int(_HOLES * sum(moving.values())) + holes}
+        return cls.exact(name, {**stays, **moving, HEAP: int(_HOLES * sum(moving.values())) + holes})
+
+    @classmethod
+    def exact(cls, name: str, given: Mapping[str, int]) -> Self:
+        """A phase with these parts, and no others."""
         return cls(name=name, parts={part: given.get(part, 0) for part in PARTS})
 
     @property

@@ -57,15 +57,16 @@ def final_values(runs: Mapping[Key, list[Record]], metric: str, *, last: int = 5
     return {key: nan if value is None else value for key, value in values.items()}
 
 
-def on_all_cores(jobs: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
+def on_all_cores(jobs: Mapping[Key, Callable[[], Result]], *, processes: int | None = None) -> dict[Key, Result]:
     """Run each job in a single-threaded process, started in the given order; return the results.
 
-    Inside `kept.keeping`, jobs whose results are on disk are not run.
+    There are as many processes as cores, unless `processes` says otherwise.  Inside `kept.keeping`, jobs whose results
+    are on disk are not run.
     """
     paths = {key: kept.path_of(job) for key, job in jobs.items()}
     found: dict[Key, Any] = {key: known[0] for key, path in paths.items() if (known := kept.read(path)) is not None}
     # spawn: a fork of a process that has used torch's threads hangs in its first parallel operator
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), initializer=_begin) as pool:
+    with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=get_context("spawn"), initializer=_begin) as pool:
         futures = {pool.submit(job): key for key, job in jobs.items() if key not in found}
         try:
             with display(len(jobs), start=len(found), unit="training") as shown:

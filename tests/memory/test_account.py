@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedsign.config import ExperimentConfig, from_dict
@@ -18,7 +19,8 @@ from fedsign.workload import Workload
 from simulations.api import run
 from simulations.cli import app
 from simulations.memory.account import account
-from simulations.memory.phases import HEAP, PROGRAM, SHARED, TRAIN, Account, Phase
+from simulations.memory.measured import measured_peaks
+from simulations.memory.phases import GPU, HEAP, PROGRAM, SHARED, TRAIN, Account, Phase
 from tests.training import low_models
 
 pytestmark = pytest.mark.needs("language", "partial")
@@ -204,3 +206,24 @@ def test_a_run_that_cannot_fit_is_refused_before_it_starts(tmp_path: Path, monke
         else:
             run(config)
     assert len(list((tmp_path / "runs").glob("*/*"))) == 1
+
+
+def test_a_gpu_need_not_be_here_and_holds_one_model_at_a_time(tmp_path: Path) -> None:
+    """Weights, gradients, two moments, and the roots of one moment, in blocks of 512 bytes; one model to evaluate."""
+    changes = {"task": "classification", "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [999, 999]}}
+    work = Workload(from_dict(tree(tmp_path, **changes, engine={"device": "cuda"})))
+    train, evaluate = phases_of(account(work))
+    block = sum(-(-4 * size // 512) * 512 for size in (64 * 999, 999, 999 * 999, 999, 999 * 10, 10))
+    assert tensors_of(train) == pytest.approx(5 * block, rel=1e-3)
+    assert evaluate.parts["model"] == evaluate.parts["copy"] == block  # a small model stays, between clients
+    assert train.parts[PROGRAM] == evaluate.parts[PROGRAM] > work.dataset.train.features.nbytes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("optimizer", ["adamw", "lisa"])
+def test_a_gpu_takes_what_was_accounted_for(optimizer: str, tmp_path: Path) -> None:
+    large = {"model": {**GPT, "width": 512, "depth": 8, "num_heads": 8}, "engine": {"device": "cuda"}}
+    config = from_dict(tree(tmp_path, optimizer, **large))
+    (found,) = account(Workload(config)).processes
+    assert found.peak.total_bytes == pytest.approx(measured_peaks(config, has_several=False)[GPU], rel=0.1)

@@ -1,6 +1,7 @@
 """Training on a CUDA device: the same algorithm as on the CPU, and the same bits when repeated."""
 
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
-from fedsign.config import from_dict
+from fedsign.config import from_dict, merged
 from fedsign.optim.lisa import LISA as LISAOptimizer
 from fedsign.records import ObjectiveSpec, Tensors, tensors_of
+from fedsign.storage.checkpoints import load_tensors
 from fedsign.workload import Workload
 from simulations.api import run
 from tests.training.requests import request
@@ -154,3 +156,61 @@ def test_offloaded_moments_wait_in_pinned_memory_and_not_on_the_gpu() -> None:
         assert optimizer.waiting_bytes == min(step, 3) * 2 * (8 * 64 * 64 // 2 + 8 * 64 // 2 + 4)
     waiting = [moment for state in optimizer._waiting.values() for key, moment in state.items() if key != "step"]
     assert waiting and all(moment.is_pinned() for moment in waiting)
+
+
+TEXT: dict[str, Any] = {
+    "rounds": 2,
+    "callbacks": [],
+    "task": "language",
+    "metrics": [],
+    "data": {"name": "text_folder", "block_length": 16},
+    "partition": {"name": "iid", "num_clients": 2},
+    "server": {"cohort_size": 2},
+    "strategy": {"name": "fedavg"},
+    "client": {"batch_size": 2, "local_steps": 4, "lr": 1e-3, "clip_norm": 1.0, "optimizer": {"name": "adamw"}},
+}
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "vocab_size": 257,
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "lisa": {"client": {"optimizer": {"name": "lisa", "num_sampled_layers": 1, "period": 2}}},
+    "galore": {"client": {"optimizer": {"name": "galore", "rank": 4}}},
+    "lora": {"client": {"optimizer": {"name": "lora", "rank": 4}}},
+    "flora": {"client": {"optimizer": {"name": "lora", "rank": 4, "aggregation": "flora"}}},
+    "qlora": {"client": {"optimizer": {"name": "lora", "rank": 4, "quantization": "nf4"}}},
+    "8-bit moments": {"client": {"optimizer": {"name": "adamw_8bit"}}},
+    **{
+        kind: {"model": {"dtype": "bf16"}, "client": {"low_precision": kind}}
+        for kind in ("master", "stochastic", "plain")
+    },
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.needs("language", "partial")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gpu_fine_tunes_like_the_cpu_and_repeats_its_bits(method: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("bitsandbytes")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("What the hammer? what the chain? " * 30, encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    given = {"data": {"root": str(tmp_path / "text")}, "model": {"name": "transformers", "config": str(tmp_path)}}
+
+    def trained(device: str, name: str) -> tuple[float, Tensors]:
+        changes = {"engine": {"device": device}, "results": {"root": str(tmp_path / name)}}
+        done = run(merged(merged(TEXT, given), merged(METHODS[method], changes)))
+        return float(done.rounds[-1]["loss"]), load_tensors(done.path / "model.safetensors")
+
+    (on_cpu, _), (on_gpu, once), (_, again) = trained("cpu", "cpu"), trained("cuda", "gpu"), trained("cuda", "again")
+    assert on_gpu == pytest.approx(on_cpu, rel=1e-2)
+    assert {name for name in once if not torch.equal(once[name], again[name])} == set()

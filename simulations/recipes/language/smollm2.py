@@ -14,13 +14,14 @@ that it keeps, as in `low-precision`.
 
 Methods differ in bytes and seconds per round.  A comparison at equal cost is at the smallest cost of a complete
 training among the methods, and takes of every method the last loss within it; before its first round, that is the
-pretrained model's.  Seconds are those of training and aggregation, without evaluation: the median of all rounds of a
-method, which do the same work.
+pretrained model's.  Seconds are those of training and aggregation, without evaluation: the median over the rounds of a
+method's first seed, which do the same work, and share a GPU with nothing.
 
 The thresholds were fixed before anything was run, the rates to try after one look at the tuning seed.
 """
 
 import json
+import os
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -34,6 +35,8 @@ import torch
 from fedsign.config import from_dict, merged
 from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError, DataError
+from fedsign.memory.measure import free_bytes
+from fedsign.numerics import device_of
 from fedsign.optim.bnb import bitsandbytes
 from fedsign.workload import Workload
 from simulations.api import run
@@ -64,6 +67,7 @@ _LOW_ROUNDS = 2
 _NUM_PLAYS, _LETTERS_OF_A_PLAY, _TEST_LINES = 8, 40_000, 64
 _SMALL = [name for name in _METHODS if name != "full"]
 _COST = "12 trainings of 5 rounds and 12 of 2, about 3 hours on two cores, 6 GB a process; what is done is kept"
+_PROCESS_BYTES = 6 * 10**9
 _EXPORT = (at_most(1e-3, "export_logits_error", "peft_logits_error"), at_least(1.0, "export_same_tokens"))
 
 Curve = list[dict[str, float]]
@@ -161,7 +165,9 @@ def _measured(
         for name, (_, rates) in _METHODS.items()
         for rate in rates
     }
-    best = best_settings({key: curve[-1]["loss"] for key, curve in on_all_cores(sweep).items()})
+    at_once = _num_processes()
+    tuned = on_all_cores(sweep, processes=at_once)
+    best = best_settings({key: curve[-1]["loss"] for key, curve in tuned.items()})
     cells = {
         (name, seed): partial(_curve, make(name, best[name], seed, rounds=_ROUNDS))
         for name in _METHODS
@@ -172,10 +178,18 @@ def _measured(
         for name in lows
         for seed in _SEEDS
     }
-    found = on_all_cores(cells | in_low)
+    first = {key: cell for key, cell in cells.items() if key[1] == _SEEDS[0]}
+    found = on_all_cores(first, processes=1 if torch.cuda.is_available() else at_once)
+    found |= on_all_cores({key: job for key, job in (cells | in_low).items() if key not in first}, processes=at_once)
     metrics = _metrics(timed({key: found[key] for key in cells})) | kept_gains(found, lows)
     metrics |= {f"{name}_rate": rate for name, rate in best.items()}
     return metrics | _of_export(make("lora", best["lora"], 0, rounds=1), folder)
+
+
+def _num_processes() -> int:
+    """As many as there are cores, and as fit into memory."""
+    device = device_of("auto")
+    return max(1, min(os.cpu_count() or 1, free_bytes(device) // _PROCESS_BYTES))
 
 
 def _metrics(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
@@ -206,13 +220,14 @@ def kept_gains(curves: Mapping[tuple[str, int], Curve], lows: Collection[str]) -
 
 
 def timed(curves: Mapping[tuple[str, int], Curve]) -> dict[tuple[str, int], Curve]:
-    """Give every round its method's median seconds: what else the machine does must not decide."""
-    of_rounds: dict[str, list[float]] = {}
-    for (name, _), curve in curves.items():
-        times = [point["seconds"] for point in curve]
-        of_rounds.setdefault(name, []).extend(after - before for before, after in pairwise(times))
+    """Give every round the median seconds of its method's first seed: what else the machine does must not decide."""
+
+    def of_a_round(name: str) -> float:
+        times = [point["seconds"] for point in curves[name, _SEEDS[0]]]
+        return median(after - before for before, after in pairwise(times))
+
     return {
-        (name, seed): [{**point, "seconds": at * median(of_rounds[name])} for at, point in enumerate(curve)]
+        (name, seed): [{**point, "seconds": at * of_a_round(name)} for at, point in enumerate(curve)]
         for (name, seed), curve in curves.items()
     }
 
@@ -244,6 +259,7 @@ def _experiment(
         "task": "language",
         "metrics": ["perplexity"],
         "callbacks": [],
+        "engine": {"device": "auto"},
         "data": dict(data),
         "partition": {"name": "natural", "num_clients": num_silos},
         "server": {"cohort_size": num_silos},
