@@ -1,16 +1,16 @@
 """Silos fine-tune SmolLM2-135M-Instruct by AdamW, LISA, LoRA, and QLoRA, compared at equal bytes and equal seconds.
 
-Two federations, both with all silos in each of 5 rounds, and batches of 4 blocks of 128 tokens: four silos with
+Two federations of four silos, all of them in each of 5 rounds, with 4 local steps of 4 blocks of 128 tokens: silos with
 questions and answers about parts of Python's standard library (`simulations.recipes.language.docstrings`), as
-conversations in the model's chat template, 8 local steps; and eight silos with a play each, 5 % of them for testing,
-4 local steps.  Metrics are losses in nats per scored token on test data of all silos, 3 seeds.
+conversations in the model's chat template; and silos with a play each, 5 % of them for testing.  Metrics are losses in
+nats per scored token on test data of all silos, 3 seeds.  Matrix products are in bf16 (autocast).
 
 Methods: AdamW on all weights; LISA with 2 of 30 blocks, drawn once per round for all silos, besides the embedding; LoRA
 of rank 8, also on a base in 4 bits (QLoRA).  Each has the best of three learning rates on a seed of its own (2 rounds).
 
-On the questions, AdamW is also taken in low precision, at the same rate for 2 rounds: weights in bf16 with float32
-masters, rounded stochastically, or to nearest, and moments in 8 bits.  Each is judged by the share of float32's gain
-that it keeps, as in `low-precision`.
+A recipe of its own takes AdamW on the questions in low precision, for 2 rounds at 2e-4, the best of 5e-5, 1e-4, and
+2e-4 on a seed of its own: weights in bf16 with float32 masters, rounded stochastically, or to nearest, and moments in
+8 bits.  Each is judged by the share of float32's gain that it keeps, as in `low-precision`.
 
 Methods differ in bytes and seconds per round.  A comparison at equal cost is at the smallest cost of a complete
 training among the methods, and takes of every method the last loss within it; before its first round, that is the
@@ -23,7 +23,7 @@ The thresholds were fixed before anything was run, the rates to try after one lo
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -51,10 +51,10 @@ from simulations.recipes.where import Budget, Where
 
 _ROUNDS, _SEEDS, _TUNING_SEED, _TUNING_ROUNDS = 5, (0, 1, 2), 100, 2
 _METHODS: Mapping[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, and rates to try
-    "full": ({"name": "adamw"}, (5e-5, 1e-4, 2e-4)),
-    "lisa": ({"name": "lisa", "num_sampled_layers": 2, "draws": "per_round"}, (1e-4, 2e-4, 4e-4)),
-    "lora": ({"name": "lora", "rank": 8}, (5e-4, 1e-3, 2e-3)),
-    "qlora": ({"name": "lora", "rank": 8, "quantization": "nf4"}, (5e-4, 1e-3, 2e-3)),
+    "full": ({"name": "adamw"}, (1e-4, 2e-4, 4e-4)),
+    "lisa": ({"name": "lisa", "num_sampled_layers": 2, "draws": "per_round"}, (4e-4, 8e-4, 1.6e-3)),
+    "lora": ({"name": "lora", "rank": 8}, (2e-3, 4e-3, 8e-3)),
+    "qlora": ({"name": "lora", "rank": 8, "quantization": "nf4"}, (2e-3, 4e-3, 8e-3)),
 }
 _LOW: Mapping[str, Mapping[str, Any]] = {  # changes of full fine-tuning
     **{
@@ -63,10 +63,10 @@ _LOW: Mapping[str, Mapping[str, Any]] = {  # changes of full fine-tuning
     },
     "moments_8bit": {"client": {"optimizer": {"name": "adamw_8bit"}}},
 }
-_LOW_ROUNDS = 2
-_NUM_PLAYS, _LETTERS_OF_A_PLAY, _TEST_LINES = 8, 40_000, 64
+_LOW_ROUNDS, _LOW_RATE = 2, 2e-4
+_STEPS, _NUM_SILOS, _LETTERS_OF_A_PLAY, _TEST_LINES = 4, 4, 40_000, 64
 _SMALL = [name for name in _METHODS if name != "full"]
-_COST = "12 trainings of 5 rounds and 12 of 2, about 3 hours on two cores, 6 GB a process; what is done is kept"
+_COST = "12 trainings of 5 rounds and 12 of 2, about an hour on two cores, 6 GB a process; what is done is kept"
 _PROCESS_BYTES = 6 * 10**9
 _EXPORT = (at_most(1e-3, "export_logits_error", "peft_logits_error"), at_least(1.0, "export_same_tokens"))
 
@@ -110,26 +110,41 @@ _NULL |= {"export_logits_error": 1.0, "peft_logits_error": 1.0, "export_same_tok
         "and QLoRA than with full fine-tuning, and LISA and LoRA no more time."
     ),
     *_parts(0.9, "questions"),
-    *parts_of_low_precision("SmolLM2 on questions: ", plain=0.9),
     quick=[*_EXPORT],
-    null={**_NULL, **{f"{name}_gain": 1.0 if name == "plain" else 0.6 for name in _LOW}},
+    null=_NULL,
 )
 def smollm2_instructions(quick: bool) -> Metrics:
     """Return losses and costs (quick: two steps of LoRA)."""
     with workspace() as folder:
-        _write_conversations(folder)
-        data = {
-            "name": "jsonl",
-            "path": str(folder / "train.jsonl"),
-            "test_path": str(folder / "test.jsonl"),
-            "owner": "silo",
+        return _measured(_conversations(folder), quick, folder)
+
+
+@recipe(
+    "SmolLM2-135M-Instruct learns with weights in bf16, and with moments in 8 bits, as with float32; rounded to "
+    "nearest, bf16 loses updates.",
+    *parts_of_low_precision("SmolLM2 on questions: ", plain=0.9),
+    quick=[at_least(0.5, "master_gain")],
+    null={f"{name}_gain": 1.0 if name == "plain" else 0.4 for name in _LOW},
+)
+def smollm2_low_precision(quick: bool) -> Metrics:
+    """Return the share of float32's gain that each way keeps (quick: masters, a step of one seed)."""
+    names, seeds, rounds = (("master",), (0,), 1) if quick else (tuple(_LOW), _SEEDS, _LOW_ROUNDS)
+    with workspace() as folder:
+        _needs_bitsandbytes(quick)
+        make = _maker(_conversations(folder), steps=1 if quick else _STEPS)
+        cells = {
+            (name, seed): partial(_curve, merged(make("full", _LOW_RATE, seed, rounds=rounds), _LOW.get(name, {})))
+            for name in ("full", *names)
+            for seed in seeds
         }
-        return _measured(data, len(docstrings.SILOS), quick, folder, steps=8, lows=_LOW)
+        curves = on_all_cores(cells, processes=_num_processes())
+    losses = {f"{name}_loss": fmean(curves[name, seed][-1]["loss"] for seed in seeds) for name in ("full", *names)}
+    return {"pretrained_loss": curves["full", 0][0]["loss"], **losses, **kept_gains(curves, names, seeds)}
 
 
 @recipe(
     (
-        "Eight silos that fine-tune SmolLM2-135M-Instruct on a play each need fewer bytes with LISA, LoRA, and "
+        "Four silos that fine-tune SmolLM2-135M-Instruct on a play each need fewer bytes with LISA, LoRA, and "
         "QLoRA than with full fine-tuning, and LISA and LoRA no more time."
     ),
     *_parts(0.98, "plays"),
@@ -145,21 +160,26 @@ def smollm2_plays(quick: bool, where: Where) -> Metrics:
     with workspace() as folder:
         _write_plays(Path(where.data.get("root", "data")), folder / "plays")
         data = {"name": "text_folder", "root": str(folder / "plays"), "test_fraction": 0.05}
-        return _measured(data, _NUM_PLAYS, quick, folder, steps=4)
+        return _measured(data, quick, folder)
 
 
-def _measured(
-    data: Mapping[str, Any], num_silos: int, quick: bool, folder: Path, *, steps: int, lows: Collection[str] = ()
-) -> dict[str, float]:
+def _maker(data: Mapping[str, Any], *, steps: int) -> Callable[..., dict[str, Any]]:
     base = str(smollm2())
-    data = {**data, "tokenizer": base, "block_length": 128}
-    make = partial(_experiment, data=data, num_silos=num_silos, base=base, steps=2 if quick else steps)
-    if quick:
-        return _of_export(make("lora", 1e-3, 0, rounds=1), folder)
+    return partial(_experiment, data={**data, "tokenizer": base, "block_length": 128}, base=base, steps=steps)
+
+
+def _needs_bitsandbytes(quick: bool) -> None:
     try:
-        bitsandbytes("this recipe")
+        quick or bitsandbytes("this recipe")
     except ConfigError as error:
         raise NotDecidableHere(str(error)) from error
+
+
+def _measured(data: Mapping[str, Any], quick: bool, folder: Path) -> dict[str, float]:
+    make = _maker(data, steps=2 if quick else _STEPS)
+    if quick:
+        return _of_export(make("lora", 1e-3, 0, rounds=1), folder)
+    _needs_bitsandbytes(quick)
     sweep = {
         (name, rate): partial(_curve, make(name, rate, _TUNING_SEED, rounds=_TUNING_ROUNDS))
         for name, (_, rates) in _METHODS.items()
@@ -173,15 +193,10 @@ def _measured(
         for name in _METHODS
         for seed in _SEEDS
     }
-    in_low = {
-        (name, seed): partial(_curve, merged(make("full", best["full"], seed, rounds=_LOW_ROUNDS), _LOW[name]))
-        for name in lows
-        for seed in _SEEDS
-    }
     first = {key: cell for key, cell in cells.items() if key[1] == _SEEDS[0]}
     found = on_all_cores(first, processes=1 if torch.cuda.is_available() else at_once)
-    found |= on_all_cores({key: job for key, job in (cells | in_low).items() if key not in first}, processes=at_once)
-    metrics = _metrics(timed({key: found[key] for key in cells})) | kept_gains(found, lows)
+    found |= on_all_cores({key: job for key, job in cells.items() if key not in first}, processes=at_once)
+    metrics = _metrics(timed(found))
     metrics |= {f"{name}_rate": rate for name, rate in best.items()}
     return metrics | _of_export(make("lora", best["lora"], 0, rounds=1), folder)
 
@@ -209,14 +224,15 @@ def _metrics(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
     return metrics
 
 
-def kept_gains(curves: Mapping[tuple[str, int], Curve], lows: Collection[str]) -> dict[str, float]:
+def kept_gains(
+    curves: Mapping[tuple[str, int], Curve], names: Collection[str], seeds: Collection[int]
+) -> dict[str, float]:
     """How far the loss falls in low precision, over how far it falls in float32."""
 
     def gain(name: str) -> float:
-        of_seeds = [curves[name, seed] for seed in _SEEDS]
-        return fmean(curve[0]["loss"] - curve[_LOW_ROUNDS]["loss"] for curve in of_seeds)
+        return fmean(curves[name, seed][0]["loss"] - curves[name, seed][-1]["loss"] for seed in seeds)
 
-    return {f"{name}_gain": gain(name) / gain("full") for name in lows}
+    return {f"{name}_gain": gain(name) / gain("full") for name in names}
 
 
 def timed(curves: Mapping[tuple[str, int], Curve]) -> dict[tuple[str, int], Curve]:
@@ -243,9 +259,8 @@ def _experiment(
     method: str,
     lr: float,
     seed: int,
-    data: Mapping[str, Any],
-    num_silos: int,
     *,
+    data: Mapping[str, Any],
     base: str,
     rounds: int = _ROUNDS,
     steps: int,
@@ -259,10 +274,10 @@ def _experiment(
         "task": "language",
         "metrics": ["perplexity"],
         "callbacks": [],
-        "engine": {"device": "auto"},
+        "engine": {"device": "auto", "precision": "bf16"},
         "data": dict(data),
-        "partition": {"name": "natural", "num_clients": num_silos},
-        "server": {"cohort_size": num_silos},
+        "partition": {"name": "natural", "num_clients": _NUM_SILOS},
+        "server": {"cohort_size": _NUM_SILOS},
         "strategy": {"name": "fedavg", "weighting": "examples"},
         "model": {"name": "transformers", "path": base},
         "client": {
@@ -313,7 +328,8 @@ def _of_export(experiment: Mapping[str, Any], folder: Path) -> dict[str, float]:
     return {"export_logits_error": errors[0], "peft_logits_error": errors[1], "export_same_tokens": same}
 
 
-def _write_conversations(folder: Path) -> None:
+def _conversations(folder: Path) -> dict[str, Any]:
+    """Write the conversations; returns the settings of the data."""
     docstrings.write(folder / "lines")
     for name in ("train", "test"):
         lines = [json.loads(line) for line in (folder / "lines" / f"{name}.jsonl").read_text("utf-8").splitlines()]
@@ -331,6 +347,8 @@ def _write_conversations(folder: Path) -> None:
         ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in made)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    paths = {"path": str(folder / "train.jsonl"), "test_path": str(folder / "test.jsonl")}
+    return {"name": "jsonl", **paths, "owner": "silo"}
 
 
 def _write_plays(root: Path, folder: Path) -> None:
@@ -339,10 +357,10 @@ def _write_plays(root: Path, folder: Path) -> None:
     Raises:
         DataError: there are too few.
     """
-    texts = sorted(root.glob("*.txt"), key=lambda path: (-path.stat().st_size, path.name))[:_NUM_PLAYS]
-    if len(texts) < _NUM_PLAYS:
+    texts = sorted(root.glob("*.txt"), key=lambda path: (-path.stat().st_size, path.name))[:_NUM_SILOS]
+    if len(texts) < _NUM_SILOS:
         raise DataError(
-            f"{root} has {len(texts)} texts, but this recipe needs {_NUM_PLAYS} plays, one .txt file each: name their "
+            f"{root} has {len(texts)} texts, but this recipe needs {_NUM_SILOS} plays, one .txt file each: name their "
             "folder with --set data.root=PATH."
         )
     folder.mkdir()
