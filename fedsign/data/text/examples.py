@@ -63,7 +63,8 @@ def example_of(entry: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt
         pieces = _alpaca(entry, prompt)
     else:
         raise DataError(
-            f"has the keys {', '.join(map(str, entry)) or 'none'}; expected instruction, input and output, or messages."
+            f"has the keys {', '.join(map(str, entry)) or 'none'}; expected instruction and output (input is "
+            "optional), or messages, or one of the two with choices and answer."
         )
     return _stream(pieces, tokenizer, scores_all=score == "all", owner=owner)
 

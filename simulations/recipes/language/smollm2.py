@@ -34,14 +34,13 @@ import torch
 
 from fedsign.config import from_dict, merged
 from fedsign.data.text import libraries as llm
-from fedsign.errors import ConfigError, DataError
+from fedsign.errors import DataError
 from fedsign.memory.measure import free_bytes
 from fedsign.numerics import device_of
-from fedsign.optim.bnb import bitsandbytes
 from fedsign.workload import Workload
 from simulations.api import run
 from simulations.language.export import export
-from simulations.recipes.base import Metrics, NotDecidableHere, at_least, at_most, below, part, recipe
+from simulations.recipes.base import Metrics, at_least, at_most, below, part, recipe
 from simulations.recipes.cells import best_settings, on_all_cores
 from simulations.recipes.kept import workspace
 from simulations.recipes.language import docstrings
@@ -130,8 +129,7 @@ def smollm2_low_precision(quick: bool) -> Metrics:
     """Return the share of float32's gain that each way keeps (quick: masters, a step of one seed)."""
     names, seeds, rounds = (("master",), (0,), 1) if quick else (tuple(_LOW), _SEEDS, _LOW_ROUNDS)
     with workspace() as folder:
-        _needs_bitsandbytes(quick)
-        make = _maker(_conversations(folder), steps=1 if quick else _STEPS)
+        make = _maker(_conversations(folder), quick, steps=1 if quick else _STEPS)
         cells = {
             (name, seed): partial(_curve, merged(make("full", _LOW_RATE, seed, rounds=rounds), _LOW.get(name, {})))
             for name in ("full", *names)
@@ -163,23 +161,15 @@ def smollm2_plays(quick: bool, where: Where) -> Metrics:
         return _measured(data, quick, folder)
 
 
-def _maker(data: Mapping[str, Any], *, steps: int) -> Callable[..., dict[str, Any]]:
-    base = str(smollm2())
+def _maker(data: Mapping[str, Any], quick: bool, *, steps: int) -> Callable[..., dict[str, Any]]:
+    base = str(smollm2("peft", *([] if quick else ["bitsandbytes"])))
     return partial(_experiment, data={**data, "tokenizer": base, "block_length": 128}, base=base, steps=steps)
 
 
-def _needs_bitsandbytes(quick: bool) -> None:
-    try:
-        quick or bitsandbytes("this recipe")
-    except ConfigError as error:
-        raise NotDecidableHere(str(error)) from error
-
-
 def _measured(data: Mapping[str, Any], quick: bool, folder: Path) -> dict[str, float]:
-    make = _maker(data, steps=2 if quick else _STEPS)
+    make = _maker(data, quick, steps=2 if quick else _STEPS)
     if quick:
         return _of_export(make("lora", 1e-3, 0, rounds=1), folder)
-    _needs_bitsandbytes(quick)
     sweep = {
         (name, rate): partial(_curve, make(name, rate, _TUNING_SEED, rounds=_TUNING_ROUNDS))
         for name, (_, rates) in _METHODS.items()
