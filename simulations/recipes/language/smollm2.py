@@ -40,7 +40,7 @@ from fedsign.numerics import device_of
 from fedsign.workload import Workload
 from simulations.api import run
 from simulations.language.export import export
-from simulations.recipes.base import Metrics, at_least, at_most, below, part, recipe
+from simulations.recipes.base import Metrics, Verdict, at_least, at_most, below, part, recipe
 from simulations.recipes.cells import best_settings, on_all_cores
 from simulations.recipes.kept import workspace
 from simulations.recipes.language import docstrings
@@ -111,6 +111,7 @@ _NULL |= {"export_logits_error": 1.0, "peft_logits_error": 1.0, "export_same_tok
     *_parts(0.9, "questions"),
     quick=[*_EXPORT],
     null=_NULL,
+    expected=Verdict.IN_PART,
 )
 def smollm2_instructions(quick: bool) -> Metrics:
     """Return losses and costs (quick: two steps of LoRA)."""
