@@ -268,7 +268,7 @@ class BorrowingModel(WorkingModel):
             else:
                 parameter.data.copy_(given)
             if not parameter.is_cpu and parameter in self._lends:
-                self._copied.add(parameter)
+                self._copied.add(parameter)  # to be dropped by `release`
         if self._has_buffers:
             for name, tensor in self.module.state_dict().items():
                 if self.roles[name] is Role.BUFFER:  # never borrowed: a forward pass writes into them

@@ -313,11 +313,8 @@ class _Run:
         fixed = {PROGRAM: program, MODEL: sizes.frozen + sizes.own}
         is_small = not self.trained.is_part and sizes.own < LARGE_BYTES
         masters = self.trained.copied if sizes.has_masters else 0
-        for name, parts in (
-            (TRAIN, {COPY: masters, **self.step.at_peak, STATE: references}),
-            (EVALUATE, {COPY: sizes.own * is_small, ACTIVATIONS: self.outputs}),
-        ):
-            yield Phase.exact(name, {**fixed, **parts})
+        yield Phase.exact(TRAIN, {**fixed, COPY: masters, **self.step.at_peak, STATE: references})
+        yield Phase.exact(EVALUATE, {**fixed, COPY: sizes.own * is_small, ACTIVATIONS: self.outputs})
 
     def _trains(self, stays: int) -> int:
         return self._copy + stays if self.sizes.has_masters else max(self._copy, stays)
