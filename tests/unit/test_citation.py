@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from fedsign._version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -13,6 +15,7 @@ def test_the_citation_has_the_version_of_the_program() -> None:
     assert f"\nversion: {__version__}\n" in TEXT
 
 
+@pytest.mark.needs("bilevel", "partial", "privacy", "sharding", "sparsity")  # that alone name a paper
 def test_every_paper_that_is_cited_is_named_in_the_code_or_the_documents() -> None:
     papers = re.findall(r"arXiv:(\d{4}\.\d{5})", TEXT)
     assert len(papers) == len({*papers}) > 10
