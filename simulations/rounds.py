@@ -97,6 +97,7 @@ class RoundLoop:
         aggregator = self._strategy.aggregator if isinstance(self._strategy, Strategy) else None
         self._takes_substitutes = aggregator is None or aggregator.takes_substitutes
         self._parameters = [name for name, role in self._model.roles.items() if role is Role.PARAMETER]
+        self._model.start_as_stored()
         self._evaluated: Tensors = self._model.copies()
         self._model.empty()  # it borrows the tensors of each evaluation
         self._served = self._evaluated

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from fedsign.config import from_dict
@@ -122,6 +123,19 @@ def test_the_tokenizers_files_come_along(tmp_path: Path) -> None:
     for name in facts["tokenizer"]:
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
     loaded(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["LLaMA", "tied LLaMA"])
+def test_a_run_in_bf16_starts_from_the_folders_float32_weights_if_it_has_masters(name: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", name, vocabulary=200)
+    stored = {f"network.{key}": tensor for key, tensor in load_file(folder / "model.safetensors").items()}
+    for low_precision, distance in (("master", 1e-9), ("stochastic", 1e-3)):
+        client = {"local_steps": 1, "lr": 1e-9, "optimizer": {"name": "sgd"}, "low_precision": low_precision}
+        done = experiment(tmp_path, model={"name": "transformers", "path": str(folder), "dtype": "bf16"}, client=client)
+        end = load_file(done.path / "model.safetensors")
+        assert end.keys() == stored.keys()
+        furthest = max((end[key].float() - stored[key]).abs().max().item() for key in stored)
+        assert distance / 100 < furthest < distance, low_precision
 
 
 def test_a_tokenizer_that_the_run_did_not_use_stays_where_it_is(tmp_path: Path) -> None:

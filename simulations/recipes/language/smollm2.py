@@ -10,7 +10,7 @@ of rank 8, also on a base in 4 bits (QLoRA).  Each has the best of three learnin
 
 A recipe of its own takes AdamW on the questions in low precision, for 2 rounds at the rate that the first recipe found:
 weights in bf16 with float32 masters, rounded stochastically, or to nearest, and moments in 8 bits.  Each is judged by
-the share of float32's gain that it keeps, as in `low-precision`.
+the share of float32's gain that it keeps, as in `low-precision`.  A control starts from a folder in bf16.
 
 Methods differ in bytes and seconds per round.  A comparison at equal cost is at the smallest cost of a complete
 training among the methods, and takes of every method the last loss within it; before its first round, that is the
@@ -129,17 +129,20 @@ def smollm2_instructions(quick: bool) -> Metrics:
 )
 def smollm2_low_precision(quick: bool) -> Metrics:
     """Return the share of float32's gain that each way keeps (quick: masters, a step of one seed)."""
-    names, seeds, rounds = (("master",), (0,), 1) if quick else (tuple(_LOW), _SEEDS, _LOW_ROUNDS)
     with workspace() as folder:
+        ways = {"master": _LOW["master"]} if quick else dict(_LOW)
+        if not quick:
+            ways["master_of_bf16"] = merged(_LOW["master"], {"model": {"path": _in_bf16(folder)}})
+        seeds, rounds = (_SEEDS[:1], 1) if quick else (_SEEDS, _LOW_ROUNDS)
         make = _maker(_conversations(folder), quick, steps=1 if quick else _STEPS)
         cells = {
-            (name, seed): partial(_curve, merged(make("full", _LOW_RATE, seed, rounds=rounds), _LOW.get(name, {})))
-            for name in ("full", *names)
+            (name, seed): partial(_curve, merged(make("full", _LOW_RATE, seed, rounds=rounds), ways.get(name, {})))
+            for name in ("full", *ways)
             for seed in seeds
         }
         curves = on_all_cores(cells, processes=_num_processes())
-    losses = {f"{name}_loss": fmean(curves[name, seed][-1]["loss"] for seed in seeds) for name in ("full", *names)}
-    return {"pretrained_loss": curves["full", 0][0]["loss"], **losses, **kept_gains(curves, names, seeds)}
+    losses = {f"{name}_loss": fmean(curves[name, seed][-1]["loss"] for seed in seeds) for name in ("full", *ways)}
+    return {"pretrained_loss": curves["full", 0][0]["loss"], **losses, **kept_gains(curves, ways, seeds)}
 
 
 @recipe(
@@ -341,6 +344,13 @@ def _conversations(folder: Path) -> dict[str, Any]:
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     paths = {"path": str(folder / "train.jsonl"), "test_path": str(folder / "test.jsonl")}
     return {"name": "jsonl", **paths, "owner": "silo"}
+
+
+def _in_bf16(folder: Path) -> str:
+    """The pretrained model in a folder whose weights are bf16, as most are published."""
+    rounded = llm.transformers("this recipe").AutoModelForCausalLM.from_pretrained(smollm2(), dtype=torch.bfloat16)
+    rounded.save_pretrained(folder / "bf16")
+    return str(folder / "bf16")
 
 
 def _write_plays(root: Path, folder: Path) -> None:
