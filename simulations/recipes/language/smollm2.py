@@ -153,7 +153,7 @@ def smollm2_low_precision(quick: bool) -> Metrics:
     *_parts(0.98, "plays"),
     quick=[*_EXPORT],
     null=_NULL,
-    data={"text_folder": None},
+    data={"text_folder": Verdict.IN_PART},
     budget=lambda quick, where: Budget(known="two steps, minutes" if quick else _COST),
     takes_model=False,
     takes_other_data=False,
