@@ -85,6 +85,11 @@ class WorkingModel:
         # (round, received tensors, parameters on the device)
         self._received: tuple[object, Tensors, Mapping[str, Tensor]] = (None, {}, {})
 
+    @property
+    def has_masters(self) -> bool:
+        """Whether it enters and leaves in float32, but computes with weights below."""
+        return self._masters is not None
+
     def outputs(self, features: Tensor) -> Tensor:
         """A training pass in the experiment's precision and memory format; outputs are always float32."""
         return self.numerics.outputs(self._forward, features, channels_last=self._channels_last)
@@ -194,25 +199,6 @@ class WorkingModel:
             name: tensor.to("cpu", copy=name not in own, memory_format=torch.contiguous_format)
             for name, tensor in self.tensors().items()
         }
-
-    def start_as_stored(self) -> None:
-        """Let masters start from the weights in the model's file, before they were rounded to the model's dtype.
-
-        Rounded to nearest, a master that starts from a bf16 number shows no step below half a bit.
-        """
-        stored = getattr(self.module, "stored_weights", None)
-        if self._masters is None or stored is None:
-            return
-        given: Tensors = {}
-        for name, read in stored():
-            own = self._all_parameters.get(name)
-            if own is None or not is_low(own):
-                continue
-            tensor = read()
-            # another tensor under the same name, such as one that the file has in another layout, is not taken
-            if tensor.dtype != own.dtype and torch.equal(tensor.to(own.device, own.dtype), own):
-                given[name] = tensor.to(torch.float32, copy=True)
-        self._begin(given)
 
     def release(self) -> None:
         """Release a client's tensors; the model keeps its own memory."""

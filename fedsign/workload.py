@@ -228,6 +228,16 @@ class Workload:
             vars(self)["_first_model"] = self._like(model)
         return model
 
+    def make_unrounded(self) -> nn.Module | None:
+        """The same in float32, for a model with a `dtype` whose weights come from files: masters start from it."""
+        part = self.config.model
+        if "dtype" not in part.settings or not (part.start or part.settings.get("path")):
+            return None
+        config = self.config.model_copy(update={"model": part.model_copy(update={"dtype": "float32"})})
+        other = Workload(config, self.sites_here)
+        vars(other)["dataset"] = self.dataset
+        return other.make_model()
+
     def make_outline(self) -> nn.Module:
         """A new model on the meta device: its tensors have neither values nor memory.
 

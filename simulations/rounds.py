@@ -97,8 +97,9 @@ class RoundLoop:
         aggregator = self._strategy.aggregator if isinstance(self._strategy, Strategy) else None
         self._takes_substitutes = aggregator is None or aggregator.takes_substitutes
         self._parameters = [name for name, role in self._model.roles.items() if role is Role.PARAMETER]
-        self._model.start_as_stored()
-        self._evaluated: Tensors = self._model.copies()
+        unrounded = workload.make_unrounded() if self._model.has_masters else None
+        first = self._model if unrounded is None else BorrowingModel(unrounded, workload.numerics)
+        self._evaluated: Tensors = first.copies()
         self._model.empty()  # it borrows the tensors of each evaluation
         self._served = self._evaluated
         self._resume()

@@ -7,14 +7,13 @@ Nothing is downloaded, and no code shipped with a model runs.  A tied head becom
 weight, because one tensor with two names would be sent twice.  On the meta device no weights are read.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -82,14 +81,6 @@ class CausalLM(nn.Module):
         finally:
             network.generation_config = before
         return made[:, longest:]
-
-    def stored_weights(self) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-        """The names in this model of what the folder holds, and how to read each, not rounded to the model's dtype."""
-        for file in sorted(Path(self.path).glob("*.safetensors")) if self.path else ():
-            with safe_open(file, framework="pt") as opened:
-                names = list(opened.keys())
-            for name in names:
-                yield f"network.{name}", partial(_read, file, name)
 
     @property
     def ends(self) -> tuple[nn.Module, ...]:
@@ -186,13 +177,6 @@ def untie(network: Any) -> None:
                 "and only a head may be tied; use another model."
             )
         names[tensor] = name
-
-
-def _read(file: Path, name: str) -> Tensor:
-    """Read one tensor: the memory of an open file counts what was read of it."""
-    with safe_open(file, framework="pt") as opened:
-        tensor: Tensor = opened.get_tensor(name)
-    return tensor
 
 
 def _network(library: Any, settings: Any, path: str, dtype: torch.dtype) -> nn.Module:

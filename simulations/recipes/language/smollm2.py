@@ -10,7 +10,8 @@ of rank 8, also on a base in 4 bits (QLoRA).  Each has the best of three learnin
 
 A recipe of its own takes AdamW on the questions in low precision, for 2 rounds at the rate that the first recipe found:
 weights in bf16 with float32 masters, rounded stochastically, or to nearest, and moments in 8 bits.  Each is judged by
-the share of float32's gain that it keeps, as in `low-precision`.  A control starts from a folder in bf16.
+the share of float32's gain that it keeps, as in `low-precision`.  As controls, float32 and masters start from
+weights in bf16.
 
 Methods differ in bytes and seconds per round.  A comparison at equal cost is at the smallest cost of a complete
 training among the methods, and takes of every method the last loss within it; before its first round, that is the
@@ -130,11 +131,12 @@ def smollm2_instructions(quick: bool) -> Metrics:
 def smollm2_low_precision(quick: bool) -> Metrics:
     """Return the share of float32's gain that each way keeps (quick: masters, a step of one seed)."""
     with workspace() as folder:
+        make = _maker(_conversations(folder), quick, steps=1 if quick else _STEPS)
         ways = {"master": _LOW["master"]} if quick else dict(_LOW)
         if not quick:
-            ways["master_of_bf16"] = merged(_LOW["master"], {"model": {"path": _in_bf16(folder)}})
+            of_bf16 = {"model": {"path": _in_bf16(folder)}}
+            ways |= {"full_of_bf16": of_bf16, "master_of_bf16": merged(_LOW["master"], of_bf16)}
         seeds, rounds = (_SEEDS[:1], 1) if quick else (_SEEDS, _LOW_ROUNDS)
-        make = _maker(_conversations(folder), quick, steps=1 if quick else _STEPS)
         cells = {
             (name, seed): partial(_curve, merged(make("full", _LOW_RATE, seed, rounds=rounds), ways.get(name, {})))
             for name in ("full", *ways)
