@@ -156,12 +156,12 @@ class Workload:
             if key in cached:
                 vars(self)[key] = cached[key]
 
-    def with_client(self, **changes: Any) -> "Workload":
-        """A workload with the same data, split and task, but other client settings."""
-        client = self.config.client.model_copy(update=changes)
-        other = Workload(self.config.model_copy(update={"client": client}), self.sites_here)
+    def with_section(self, section: str, **changes: Any) -> "Workload":
+        """A workload with the same data and split, but other settings in a section such as `model`."""
+        changed = getattr(self.config, section).model_copy(update=changes)
+        other = Workload(self.config.model_copy(update={section: changed}), self.sites_here)
         # share what is built already and does not depend on the change
-        kept = ("dataset", "split", "task", "device", "training_samples", "_shared")
+        kept = ["dataset", "split", *(("task", "device", "training_samples", "_shared") if section == "client" else ())]
         vars(other).update({name: vars(self)[name] for name in kept if name in vars(self)})
         return other
 
@@ -229,14 +229,11 @@ class Workload:
         return model
 
     def make_unrounded(self) -> nn.Module | None:
-        """The same in float32, for a model with a `dtype` whose weights come from files: masters start from it."""
+        """A model as `make_model`'s, but in float32, from which masters start; None without a `dtype` and files."""
         part = self.config.model
         if "dtype" not in part.settings or not (part.start or part.settings.get("path")):
             return None
-        config = self.config.model_copy(update={"model": part.model_copy(update={"dtype": "float32"})})
-        other = Workload(config, self.sites_here)
-        vars(other)["dataset"] = self.dataset
-        return other.make_model()
+        return self.with_section("model", dtype="float32").make_model()
 
     def make_outline(self) -> nn.Module:
         """A new model on the meta device: its tensors have neither values nor memory.

@@ -30,8 +30,8 @@ def on_path(workload: Workload, spec: ObjectiveSpec) -> Workload:
     """The workload with `client.path` decided, and for the cohort path `client.chunk`."""
     client = CohortKeys.of(workload.config)
     if client.path == "cohort" or (client.path == "auto" and _is_faster(Experiment(workload=workload, spec=spec))):
-        return workload.with_client(path="cohort", chunk=client.chunk or chunk_of(workload))
-    return workload.with_client(path="sequential", chunk=0)
+        return workload.with_section("client", path="cohort", chunk=client.chunk or chunk_of(workload))
+    return workload.with_section("client", path="sequential", chunk=0)
 
 
 def _is_faster(experiment: Experiment) -> bool:

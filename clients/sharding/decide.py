@@ -42,7 +42,7 @@ def sharded(workload: Workload) -> Workload:
             "but the least that the model states of a rank "
             f"take is {best.memory_bytes / 1e9:.3g} GB, with {best.strategy.name}; give more ranks or more memory."
         )
-    return workload.with_client(sharding=settings.model_copy(update={"strategy": best.strategy.name}))
+    return workload.with_section("client", sharding=settings.model_copy(update={"strategy": best.strategy.name}))
 
 
 def task_of(workload: Workload, model: nn.Module) -> Task:

@@ -95,7 +95,7 @@ def account(workload: Workload) -> Account:
     kind = kind_of(workload)
     size_of: SizeOf = int
     if kind == "cuda":
-        size_of, workload = cuda_block, _with(workload, "engine", device="cpu")  # a GPU need not be here
+        size_of, workload = cuda_block, workload.with_section("engine", device="cpu")  # a GPU need not be here
     config, client = workload.config, workload.config.client
     ranks, workers = ShardingSection.of(config).ranks, config.get("engine.workers", 1)
     strategy = make_strategy(workload)
@@ -301,19 +301,11 @@ def _kept(strategy: Any, objective: Objective, sent: int) -> dict[str, int]:
 
 def _on_meta(workload: Workload) -> Workload:
     """The same on the meta device, where weights are not read."""
-    there = _with(workload, "model", start="")
+    there = workload.with_section("model", start="")
+    vars(there).update(dataset=workload.dataset, split=workload.split)  # made here, with values
     vars(there)["numerics"] = replace(
         workload.numerics, device=torch.device("meta"), channels_last="off", compile=False
     )
-    return there
-
-
-def _with(workload: Workload, section: str, **changes: Any) -> Workload:
-    """The same data with other settings."""
-    config = workload.config
-    changed = getattr(config, section).model_copy(update=changes)
-    there = Workload(config.model_copy(update={section: changed}))
-    vars(there).update(dataset=workload.dataset, split=workload.split)
     return there
 
 

@@ -45,7 +45,7 @@ class Sizes:
     def of(cls, model: WorkingModel, numerics: Numerics, size_of: SizeOf) -> Self:
         """The sizes under a run's numerics."""
         module, tensors = model.module, model.module.state_dict()
-        has_masters = numerics.low_precision == "master" and any(map(is_low, tensors.values()))
+        has_masters = model.has_masters
         nums = {name: model.packing.shape(name, tensor.shape).numel() for name, tensor in tensors.items()}
         held = sum(size_of(tensor.nbytes) for tensor in (*module.parameters(), *module.buffers()))
         own = sum(size_of(num * tensors[name].itemsize) for name, num in nums.items())

@@ -575,10 +575,10 @@ REFUSED: dict[str, tuple[dict[str, Any], ObjectiveSpec, str]] = {
 def test_what_a_stack_cannot_do_exactly_is_refused_in_a_sentence_and_sequential_by_itself(row: str) -> None:
     changes, spec, why = REFUSED[row]
     config = from_dict({"partition": {"num_clients": 6}, "server": {"cohort_size": 3}, **changes})
-    cohort = Workload(config).with_client(path="cohort")
+    cohort = Workload(config).with_section("client", path="cohort")
     with pytest.raises(ConfigError, match=f"^client.path=cohort was given, but .*{re.escape(why)}.*; use client.path="):
         check_training(cohort, spec)
-    decided = on_path(Workload(config).with_client(path="auto"), spec)
+    decided = on_path(Workload(config).with_section("client", path="auto"), spec)
     assert (decided.config.client.path, decided.config.client.chunk) == ("sequential", 0)
 
 
@@ -600,13 +600,13 @@ class Elsewhere:
 )
 def test_auto_is_decided_by_the_experiment_alone(changes: dict[str, Any], spec: ObjectiveSpec, path: str) -> None:
     given = Workload(from_dict({"partition": {"num_clients": 6}, "server": {"cohort_size": 3}, **changes}))
-    decided = on_path(given.with_client(path="auto"), spec).config.client
+    decided = on_path(given.with_section("client", path="auto"), spec).config.client
     assert (decided.path, decided.chunk) == (path, 3 if path == "cohort" else 0)
-    assert on_path(given.with_client(path="cohort"), spec).config.client.path == "cohort"
+    assert on_path(given.with_section("client", path="cohort"), spec).config.client.path == "cohort"
     elsewhere = Workload(given.config.replace(**{"engine.name": f"{HERE}:Elsewhere"}))
-    assert on_path(elsewhere.with_client(path="auto"), spec).config.client.path == "sequential"
+    assert on_path(elsewhere.with_section("client", path="auto"), spec).config.client.path == "sequential"
     with pytest.raises(ConfigError, match=r"client.path=cohort was given, but engine.name=.*Elsewhere gives each"):
-        check_training(elsewhere.with_client(path="cohort"), spec)
+        check_training(elsewhere.with_section("client", path="cohort"), spec)
 
 
 def test_a_chunk_takes_no_more_than_its_share_of_memory() -> None:

@@ -282,7 +282,7 @@ def test_models_of_one_experiment_hold_the_frozen_weights_once_and_merging_leave
     tmp_path: Path,
 ) -> None:
     work = Workload(experiment(tmp_path))
-    one, other = work.make_model(), work.with_client(path="sequential", chunk=0).make_model()
+    one, other = work.make_model(), work.with_section("client", path="sequential", chunk=0).make_model()
     frozen, its = dict(one.named_buffers()), dict(other.named_buffers())
     assert frozen and all(frozen[name] is its[name] for name in frozen)
     before = {name: buffer.clone() for name, buffer in its.items()}

@@ -445,7 +445,7 @@ def test_the_cohort_path_is_refused_and_auto_is_sequential() -> None:
     refused = workload(client={"path": "cohort"}, model={"name": "mlp"}, optimizer={**LISA_SETTINGS, "blocks": "0,2"})
     with pytest.raises(ConfigError, match="lisa trains other layers of each client; use"):
         check_training(refused, ObjectiveSpec())
-    auto = refused.with_client(path="auto")
+    auto = refused.with_section("client", path="auto")
     assert on_path(auto, ObjectiveSpec()).config.client.path == "sequential"
 
 

@@ -335,7 +335,7 @@ def test_pieces_of_text_weigh_by_the_tokens_that_they_score() -> None:
     )
     gradients = []
     for micro_batch in (0, 1, 2):
-        work = Workload(config).with_client(micro_batch=micro_batch)
+        work = Workload(config).with_section("client", micro_batch=micro_batch)
         model = WorkingModel(work.make_model(), work.numerics)
         features, targets = work.samples_of(0).batch(torch.arange(3))
         targets = targets.clone()

@@ -69,7 +69,7 @@ def errors_along(
 
 def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: int) -> Tensors:
     """Train a model alone on one share of the data."""
-    longer = workload.with_client(local_epochs=epochs)
+    longer = workload.with_section("client", local_epochs=epochs)
     request = TrainRequest(
         round=1,
         partition=share,
