@@ -72,7 +72,10 @@ def valley(
     ] = "ALL",
     points: Annotated[int | None, typer.Option(help="Points per curve, or per side of a surface; default: 41.")] = None,
     surface: Annotated[
-        bool, typer.Option("--surface", help="Surface over the plane of the first two directions instead of curves.")
+        bool,
+        typer.Option(
+            "--surface", help="Surface over the plane of two directions, or of two draws of one noise, not curves."
+        ),
     ] = False,
     samples: SamplesOption = None,
     statistics: StatisticsOption = 500,

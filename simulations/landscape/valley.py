@@ -75,8 +75,34 @@ class _Options:
                 raise ConfigError(f"--scales has {scale:g}, but expected numbers above 0.")
         if not self.directions or not self.scales:
             raise ConfigError("no direction or no scale was given, but expected one of each at least.")
+        if self.surface:
+            self._check_plane()
         # raises for an invalid number of points
         _ = self.lambdas
+
+    def _check_plane(self) -> None:
+        """Raise ConfigError unless two directions are given; one noise gives its first two draws."""
+        if len(self.directions) > 2:
+            raise ConfigError(f"{len(self.directions)} directions were given for a surface, but expected two.")
+        if len(self.drawn) < 2:
+            raise ConfigError("one direction was given for a surface, but expected two: name two, or raise --draws.")
+
+    @property
+    def drawn(self) -> list[tuple[str, int]]:
+        """The directions, each with the number of its draw."""
+        names, draws = self.directions, {name: self.draws if self._is_random(name) else 1 for name in self.directions}
+        if not self.surface:
+            return [(name, draw) for name in names for draw in range(draws[name])]
+        if len(names) == 1 and draws[names[0]] > 1:
+            names = (*names, *names)
+        # two noises of one draw number come from one stream: G(1, 1) would be G(0, 1) + 1
+        return [
+            (name, sum(map(self._is_random, names[:axis])) if self._is_random(name) else 0)
+            for axis, name in enumerate(names)
+        ]
+
+    def _is_random(self, name: str) -> bool:
+        return is_random(name, self.signs)
 
     @property
     def lambdas(self) -> Array:
@@ -104,7 +130,7 @@ def valley(
 ) -> Analysis:
     """Compute loss and error around a model, along curves or over a plane.
 
-    The plane is spanned by the first two directions at the largest scale.
+    The plane is spanned by two directions, or by two draws of one noise, at the largest scale.
 
     Args:
         source: a run, or the path of a run, of one of its checkpoints, or of a file of weights.
@@ -125,7 +151,7 @@ def valley(
         keep: folder for the values so far, with which the same call goes on after an interruption.
 
     Raises:
-        FedSignError: the model lacks what was requested, or a surface got only one direction.
+        FedSignError: the model lacks what was requested, or the directions of a surface span no plane.
     """
     options = _Options(
         directions=tuple(map(current_name, (directions,) if isinstance(directions, str) else directions)),
@@ -144,6 +170,8 @@ def valley(
     target = target_of(source, model=model, overrides=overrides)
     landscape = target.landscape(options.samples, options.statistics)
     rays = _rays(target, landscape, options)
+    if options.surface:
+        _check_plane(rays)
     facts = {
         **target.facts,
         **landscape.sizes,
@@ -153,7 +181,7 @@ def valley(
     }
     make = _surface if options.surface else _curves
     num = len(options.lambdas) ** 2 if options.surface else len(rays) * len(options.scales) * len(options.lambdas)
-    request = {**asdict(options), "experiment": target.workload.config.to_toml()}
+    request = {**asdict(options), "drawn": options.drawn, "experiment": target.workload.config.to_toml()}
     with evaluating(landscape, num, keep=keep, request=request):
         return make(target.name, landscape, rays, options, facts)
 
@@ -179,12 +207,10 @@ def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Opti
 
 
 def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], options: _Options, facts: Row) -> Analysis:
-    if len(rays) < 2:
-        raise ConfigError("one direction was given for a surface, but expected two: name two, or raise --draws.")
     scale, sides = max(options.scales), {"rows": options.lambdas, "columns": options.lambdas}
-    first, second = (scale * direction for _, direction in rays[:2])
+    first, second = (scale * direction for _, direction in rays)
     values = surface(landscape, first, second, **sides)
-    labels = {side: f"{ray['label']}, draw {ray['draw']}" for side, (ray, _) in zip(sides, rays, strict=False)}
+    labels = {side: _numbered(ray) for side, (ray, _) in zip(sides, rays, strict=True)}
     return Analysis(
         kind="surface",
         name=name,
@@ -200,20 +226,36 @@ def _rays(target: Target, landscape: Landscape, options: _Options) -> list[Ray]:
     where = None if options.group == "ALL" else mask_of(options.group, target.model, layout)
     initial = target.initial_vector(layout)
     rays: list[Ray] = []
-    for name in options.directions:
+    for name, draw in options.drawn:
+        if name in NOISES:
+            eps = noise(name, layout.size, seed=options.seed, index=draw, dtype=theta.dtype)
+        else:
+            eps = special(name, layout, theta, initial)
+        # before scaling: the signs must not change the direction's length
+        if options.signs is not None:
+            eps = with_signs(eps, theta, fraction=options.signs, seed=options.seed, index=draw)
+        direction = scaled(layout, eps, theta, Scaling(options.scaling), where=where).to(landscape.center.device)
         is_paired = is_symmetric(name, options.signs)
-        for draw in range(options.draws if is_random(name, options.signs) else 1):
-            if name in NOISES:
-                eps = noise(name, layout.size, seed=options.seed, index=draw, dtype=theta.dtype)
-            else:
-                eps = special(name, layout, theta, initial)
-            # before scaling: the signs must not change the direction's length
-            if options.signs is not None:
-                eps = with_signs(eps, theta, fraction=options.signs, seed=options.seed, index=draw)
-            direction = scaled(layout, eps, theta, Scaling(options.scaling), where=where).to(landscape.center.device)
-            labels = {"direction": name, "label": _label(name, options.signs), "draw": draw, "is_paired": is_paired}
-            rays.append((labels, direction))
+        labels = {"direction": name, "label": _label(name, options.signs), "draw": draw, "is_paired": is_paired}
+        rays.append((labels, direction))
     return rays
+
+
+def _check_plane(rays: Sequence[Ray]) -> None:
+    """Raise ConfigError if two directions [D] lie on one line, or one of them is zero."""
+    (first, one), (second, other) = rays
+    along = torch.dot(one.double(), other.double()).abs()
+    lengths = one.double().norm() * other.double().norm()
+    if along >= (1 - 1e-6) * lengths:  # 0 >= 0 if one of them is zero
+        raise ConfigError(
+            f"the directions {_numbered(first)} and {_numbered(second)} were given for a surface, but they lie on one "
+            "line; name two that differ."
+        )
+
+
+def _numbered(ray: Row) -> str:
+    """The label of a direction, with the number of its draw if it is a noise."""
+    return f"{ray['label']}, draw {ray['draw']}" if ray["direction"] in NOISES else str(ray["label"])
 
 
 def _label(name: str, signs: float | None) -> str:

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from typer.testing import CliRunner
 
 import fedsign
 from fedsign.capabilities import CAPABILITIES
 from fedsign.errors import ConfigError, FedSignError
+from fedsign.landscape.directions import NOISES, SPECIAL, noise
 from simulations.api import Run, run
 from simulations.cli import app
+from simulations.landscape.target import target_of
 from tests.e2e.command import analyze
 
 SHORT = {"rounds": 10, "callbacks": ["report"], "client": {"local_epochs": 2}}
@@ -78,6 +82,55 @@ def test_a_surface(trained: list[Run], tmp_path: Path) -> None:
         assert arrays["error"].shape == (5, 5)
         assert arrays["error"][2, 2] == pytest.approx(1 - trained[0].rounds[-1]["accuracy"])
     assert found["facts"]["rows"] == "G(0, 1), draw 0" and (tmp_path / "surface-error.png").stat().st_size > 2000
+
+
+NAMES = (*NOISES, *SPECIAL)
+
+
+@pytest.mark.parametrize("second", NAMES)
+def test_a_plane_is_spanned_by_the_two_directions_that_are_named(second: str, trained: list[Run]) -> None:
+    """Corners are recomputed from two vectors: theta + s (row first + column second), both of the norm of theta."""
+    run, workload = trained[0], target_of(trained[0]).workload
+    model, test = run.model(), workload.dataset.test
+    theta = parameters_to_vector(model.parameters()).detach()
+    initial = parameters_to_vector(workload.make_model().parameters()).detach()
+    parts = [each.detach().reshape(-1) for each in model.parameters()]
+    centered = torch.cat([each - each.mean() for each in parts])
+    special = {
+        "initial": initial,
+        "final": theta,
+        "sign": theta.sign(),
+        "sign_centered": centered.sign(),
+        "sgp": (theta > 0).float(),
+        "sgp_centered": (centered > 0).float(),
+        "ones": torch.ones_like(theta),
+    }
+
+    def direction(name: str, draw: int) -> torch.Tensor:
+        drawn = special[name] if name in special else noise(name, len(theta), seed=0, index=draw)
+        return drawn * theta.norm() / drawn.norm()
+
+    for first in (NAMES[NAMES.index(second) - shift] for shift in (1, 4)):
+        found = fedsign.analyze.valley(run, directions=(first, second), points=3, scales=(0.2, 0.7), surface=True)
+        # the second of two noises is another draw: draws of one number share a stream
+        draws = (0, int(first not in special and second not in special))
+        vectors = [direction(name, draw) for name, draw in zip((first, second), draws, strict=True)]
+        for axis, name, draw in zip(("rows", "columns"), (first, second), draws, strict=True):
+            label = f"{NOISES[name][0]}, draw {draw}" if name in NOISES else SPECIAL[name]
+            assert found.facts[axis] == label
+        for row, column in ((0, 0), (0, 2), (2, 1)):
+            vector_to_parameters(theta + 0.7 * ((row - 1) * vectors[0] + (column - 1) * vectors[1]), model.parameters())
+            with torch.no_grad():
+                expected = cross_entropy(model(test.features), test.targets)
+            assert found.arrays["loss"][row, column] == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in NOISES if name != "ones"])
+def test_the_plane_of_one_noise_is_that_of_two_draws(name: str, trained: list[Run]) -> None:
+    found = fedsign.analyze.valley(trained[0], directions=name, points=3, samples=50, surface=True)
+    assert [found.facts[axis] for axis in ("rows", "columns")] == [f"{NOISES[name][0]}, draw {draw}" for draw in (0, 1)]
+    both = fedsign.analyze.valley(trained[0], directions=(name, name), points=3, samples=50, surface=True)
+    assert (both.arrays["loss"] == found.arrays["loss"]).all()
 
 
 def test_the_trajectory_of_a_run_begins_at_its_start_and_ends_at_its_model(trained: list[Run], tmp_path: Path) -> None:
@@ -149,6 +202,16 @@ def test_a_checkpoint_a_file_of_weights_and_a_name_are_looked_at_as_the_run_is(
         (["--set", "model.name=cnn"], "--set model.name was given with the run"),
         (["--model", "cnn"], "drop --model"),
         (["--surface", "--draws", "1"], "one direction was given for a surface"),
+        (["--surface", "--directions", "sign"], "one direction was given for a surface"),
+        (["--surface", "--directions", "ones"], "one direction was given for a surface"),
+        (["--surface", "--directions", "gaussian,sign,ones"], "3 directions were given for a surface"),
+        (["--surface", "--directions", "sgp,sgp"], "sgp(θf) and sgp(θf) were given for a surface, but they lie on one"),
+        (["--surface", "--directions", "ones,sign", "--signs", "1"], "but they lie on one line; name two that differ"),
+        (["--surface", "--directions", "sign"], "one direction was given for a surface"),
+        (["--surface", "--directions", "ones"], "one direction was given for a surface"),
+        (["--surface", "--directions", "gaussian,sign,ones"], "3 directions were given for a surface"),
+        (["--surface", "--directions", "sgp,sgp"], "sgp(θf) and sgp(θf) were given for a surface, but they lie on one"),
+        (["--surface", "--directions", "ones,sign", "--signs", "1"], "but they lie on one line; name two that differ"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_sentence(words: list[str], said: str, trained: list[Run], tmp_path: Path) -> None:
