@@ -56,6 +56,7 @@ _COLUMNS = frozenset(  # keys of a record of rounds.jsonl, besides the metrics
         "client_drift",
         "weight_norm",
         "surplus",
+        "left_out",
         *(column for each in CAPABILITIES.values() for column in each.columns),
     }
 )

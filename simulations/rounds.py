@@ -177,6 +177,7 @@ class RoundLoop:
             arrays, _ = strategy.aggregate_train(self.round, answers)
             deque(answers, maxlen=0)  # likewise
             served = None if arrays is None else to_tensors(arrays)
+        self._exchange.traffic.leave_out(strategy.left_out)
         self._judge(self._exchange.traffic)
         return served
 

@@ -13,6 +13,7 @@ state* is the server's memory (`state_dict`).  The *client state* (`fedsign.obje
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -25,7 +26,7 @@ from torch import nn
 from fedsign import former_names
 from fedsign.errors import ConfigError, RoundError
 from fedsign.federation.aggregation import Aggregate as Aggregate  # re-exported for custom strategies
-from fedsign.federation.aggregation import Aggregator, weighted_mean
+from fedsign.federation.aggregation import Aggregator, Weigh, weighted_mean
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.records import CohortReply, CohortRequest, ObjectiveSpec, Reply, Tensors, TrainReply
@@ -62,6 +63,7 @@ class Strategy(FlowerStrategy):
         self.num_clients = 0  # in the population; set in the first round
         self.kept: Tensors = {}  # a subclass's state across rounds
         self._served: Tensors = {}
+        self.left_out: list[int] = []  # clients of the latest round whose replies had weight 0
         self.evaluated_model: Tensors | None = None  # of the latest round; None if it is the served model
 
     # The four questions
@@ -77,7 +79,10 @@ class Strategy(FlowerStrategy):
         return ObjectiveSpec()
 
     def weight(self, reply: TrainReply) -> float:
-        """A reply's weight in the mean: 1, the client's number of samples, or its entry in `weights`."""
+        """A reply's weight in the mean: 1, the client's number of samples, or its entry in `weights`.
+
+        A subclass may return 0: the reply is left out of the mean, and its client's state stays as it was.
+        """
         if self.weights:
             return self.weights[reply.partition]
         return 1.0 if self.weighting == "uniform" else float(reply.num_examples)
@@ -169,13 +174,20 @@ class Strategy(FlowerStrategy):
         """Average the replies as they arrive, then take the server's step; None if there are no replies.
 
         Raises:
-            RoundError: a weight is not a positive finite number, or only some replies carry auxiliary tensors.
+            RoundError: a weight is negative or not finite, all are 0, or only some replies carry auxiliary tensors.
         """
         gather = weighted_mean if self.aggregator is None else self.aggregator.gather
-        # None: equal weights, for which a stack of replies need not be taken apart
-        weigh = self._weights if self.weights_replies else None
+        self.left_out, weights = [], dict[int, float]()
+        weigh: Weigh = None  # equal weights, for which a stack of replies need not be taken apart
+        if self.weights_replies:
+            replies, weigh = self._weighed(replies, weights), partial(_weights_in, weights)
         aggregate = gather(replies, weigh, round=round, served=self._served, num_clients=self.num_clients)
         if aggregate is None:
+            if self.left_out:
+                raise RoundError(
+                    f"{type(self).__name__}.weight gave 0 for all {len(self.left_out)} replies of round {round}; "
+                    "expected a weight above 0 for one at least."
+                )
             return None
         self.evaluated_model = self.evaluated(aggregate.mean)
         proposal = self.server_update(aggregate)
@@ -219,15 +231,28 @@ class Strategy(FlowerStrategy):
         model = self.aggregate(server_round, _unpacked(replies))
         return None if model is None else to_record(model), None
 
-    def _weights(self, reply: Reply) -> list[float]:
-        """The weight of a reply, or of each reply in a stack."""
-        replies = reply.replies() if isinstance(reply, CohortReply) else [reply]
-        weights = [self.weight(each) for each in replies]
-        for each, weight in zip(replies, weights, strict=True):
-            if not 0 < weight < float("inf"):
+    def _weighed(self, replies: Iterable[Reply], weights: dict[int, float]) -> Iterator[Reply]:
+        """The replies with a weight above 0; `weights` takes in the weight of each client."""
+        for reply in replies:
+            own = self._weights(reply)
+            weights |= own
+            zeros = {index for index, weight in enumerate(own.values()) if not weight}
+            self.left_out += [partition for partition, weight in own.items() if not weight]
+            if isinstance(reply, CohortReply) and zeros:
+                reply = reply.without(zeros)
+            if len(zeros) < len(own):
+                yield reply
+            del reply  # before the next client trains
+
+    def _weights(self, reply: Reply) -> dict[int, float]:
+        """The weight of each client in a reply."""
+        weights: dict[int, float] = {}
+        for each in reply.replies() if isinstance(reply, CohortReply) else [reply]:
+            weights[each.partition] = weight = float(self.weight(each))
+            if not 0 <= weight < float("inf"):
                 raise RoundError(
                     f"{type(self).__name__}.weight gave {weight} for client {each.partition}; "
-                    "expected a finite number above 0."
+                    "expected a finite number above 0, or 0 to leave its reply out."
                 )
         return weights
 
@@ -247,6 +272,10 @@ class Strategy(FlowerStrategy):
 
 
 former_names.rename_members(Strategy, _FORMER_MEMBERS)  # `super().move(...)` of a direct subclass
+
+
+def _weights_in(weights: Mapping[int, float], reply: Reply) -> list[float]:
+    return [weights[each] for each in (reply.partitions if isinstance(reply, CohortReply) else [reply.partition])]
 
 
 def _unpacked(messages: Iterable[Message]) -> Iterator[TrainReply]:

@@ -76,6 +76,7 @@ class Traffic:
     with_state: list[int] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     surplus: list[int] = field(default_factory=list)  # asked, but no longer needed
+    left_out: list[int] = field(default_factory=list)  # accepted, but the strategy gave them no weight
     bytes_down: int = 0
     bytes_up: int = 0
     # of the accepted replies; a client may withhold its loss
@@ -83,6 +84,11 @@ class Traffic:
     train_losses: list[float | None] = field(default_factory=list)
     lost_updates: list[float] = field(default_factory=list)  # shares, of clients that measured them
     dispersion: Dispersion = field(default_factory=Dispersion)
+
+    def leave_out(self, partitions: Sequence[int]) -> None:
+        """Note whose replies had no part in the mean; like those of failed clients, their states do not count."""
+        self.left_out = list(partitions)
+        self.with_state = [each for each in self.with_state if each not in self.left_out]
 
     def record(self) -> Record:
         """The round's record; the training loss is the clients' mean, weighted by samples."""
@@ -101,6 +107,7 @@ class Traffic:
             "update_norm": update_norm,
             "client_drift": client_drift,
             **({"surplus": self.surplus} if self.surplus else {}),
+            **({"left_out": self.left_out} if self.left_out else {}),
             **({"lost_updates": fmean(self.lost_updates)} if self.lost_updates else {}),
         }
 

@@ -19,6 +19,7 @@ from fedsign.extensions import extensions
 from fedsign.federation.exchange import ReplyObserver, RoundHook, Traffic
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply
 from fedsign.storage import results
+from fedsign.storage.checkpoints import load_latest
 from fedsign.storage.results import Record, RunFolder
 from simulations import rounds, run
 from simulations.callbacks.base import Callback
@@ -52,6 +53,45 @@ class Weightless(Strategy):
 
     def weight(self, reply: TrainReply) -> float:
         return 0.0
+
+
+class Negative(Strategy):
+    """Subtracts a reply."""
+
+    def weight(self, reply: TrainReply) -> float:
+        return -1.0
+
+
+class NotANumber(Strategy):
+    """Divides 0 by 0."""
+
+    def weight(self, reply: TrainReply) -> float:
+        return float("nan")
+
+
+class FarFrom(FedDyn):
+    """Trusts only updates that point where those of client 0 pointed: of opposite ones the weight is 0, as in FLTrust.
+
+    Messages or not, the first reply of a round is that of client 0.
+    """
+
+    def sample(self, round: int, clients: Sequence[int], cohort_size: int, rng: np.random.Generator) -> list[int]:
+        return list(clients[:cohort_size])
+
+    def weight(self, reply: TrainReply) -> float:
+        update = torch.cat([(reply.tensors[name] - self._served[name]).flatten() for name in sorted(reply.tensors)])
+        if not reply.partition:
+            self.root = update
+        return max(0.0, float(torch.cosine_similarity(self.root, update, dim=0)))
+
+
+class FarFromByMessages(FarFrom):
+    """The same, with a method of its own for messages."""
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return super().aggregate_train(server_round, replies)
 
 
 class Exploding(Strategy):
@@ -137,7 +177,9 @@ def tree(root: Path, strategy: type[Strategy] | str, **changes: Any) -> dict[str
     [
         (Twice, r"addressed the clients \[0, 0, 1\]"),
         (Unknown, r"addressed the clients \[0, 99\]; expected different ones from 0 to 5"),
-        (Weightless, r"Weightless.weight gave 0.0 for client"),
+        (Weightless, r"Weightless.weight gave 0 for all 3 replies of round 1; expected a weight above 0 for one"),
+        (Negative, r"Negative.weight gave -1.0 for client \d; expected a finite number above 0, or 0 to leave"),
+        (NotANumber, r"NotANumber.weight gave nan for client \d"),
         (Exploding, r"made NaN or infinite values of finite replies in round 1"),
         (Forgetful, r"made a model with other tensors in round 1: missing \['0.weight'\]"),
     ],
@@ -147,6 +189,33 @@ def test_a_strategys_nonsense_is_named_at_once(tmp_path: Path, strategy: type[St
     with pytest.raises(RoundError, match=said):
         run(tree(tmp_path, strategy))
     assert time.monotonic() - began < 20, "it waited for something"
+
+
+@pytest.mark.needs("robustness")
+@pytest.mark.parametrize("strategy", [FarFrom, FarFromByMessages])
+@pytest.mark.parametrize("path", ["sequential", pytest.param("cohort", marks=pytest.mark.needs("cohort"))])
+def test_clients_without_weight_are_left_out_and_trained_for_nothing(
+    tmp_path: Path, strategy: type[Strategy], path: str
+) -> None:
+    """Sign flips give updates opposite to client 0's; the states of these clients stay at version 0."""
+    from clients.robustness.attack import malicious
+    from clients.robustness.section import AttackPart
+
+    changes = {
+        "partition": {"num_clients": 4, "name": "iid"},
+        "server": {"cohort_size": 4},
+        "client": {"local_steps": 20, "path": path},
+        "attack": {"name": "sign_flip", "fraction": 0.5},
+        "seed": 2,
+    }
+    done = run(tree(tmp_path, strategy, **changes))
+    flipped = sorted(malicious(AttackPart.of(done.config), seed=2, num_clients=4))
+    assert flipped and 0 not in flipped
+    assert [line["left_out"] for line in done.rounds] == [flipped] * 2
+    assert [line["num_replies"] for line in done.rounds] == [4, 4]
+    checkpoint = load_latest(done.folder.checkpoints)
+    assert checkpoint is not None
+    assert checkpoint.client_versions == {client: 2 for client in range(4) if client not in flipped}
 
 
 @pytest.mark.parametrize(("callback", "error"), [(LostEnd, ResultsError), (FullAtTheEnd, DiskFullError)])

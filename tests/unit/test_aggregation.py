@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsign.federation.aggregation import Dispersion, WeightedMean, in_slot_order, norm_of
-from fedsign.records import Tensors, TrainReply
+from fedsign.federation.aggregation import Aggregate, Dispersion, WeightedMean, in_slot_order, norm_of
+from fedsign.records import CohortReply, Reply, Role, Tensors, TrainReply
 from strategies.base import Strategy
 
 
@@ -158,6 +158,44 @@ def test_each_way_of_weighting_replies_shows_in_the_mean(strategy: Strategy, mea
     strategy.request(1, {"w": torch.zeros(1)}, range(2), cohort_size=2, seed=0)
     served = strategy.aggregate(1, replies)
     assert served is not None and served["w"].item() == pytest.approx(mean)
+
+
+class Quarters(Strategy):
+    """Leaves out every fourth client."""
+
+    def weight(self, reply: TrainReply) -> float:
+        return float(reply.partition % 4)
+
+
+@pytest.mark.parametrize("in_stacks", [(7,), (4, 3), (1, 4, 2), (1,) * 7])
+def test_a_reply_of_weight_zero_counts_nowhere_in_replies_and_stacks(in_stacks: tuple[int, ...]) -> None:
+    """sum k w_k / sum w_k of models and auxiliary tensors, over clients 0 to 6 with w_k = k mod 4."""
+    values = torch.arange(7.0, dtype=torch.float64)[:, None]
+    replies: list[Reply] = []
+    start = 0
+    for size in in_stacks:
+        rows = slice(start, start + size)
+        stack = CohortReply(
+            round=1,
+            partitions=range(7)[rows],
+            tensors={"w": values[rows]},
+            roles={"w": Role.PARAMETER},
+            num_examples=[1] * size,
+            metrics={},
+            extra={"w": 10 * values[rows]},
+        )
+        replies += stack.replies() if size == 1 else [stack]
+        start += size
+    strategy, seen = Quarters(), list[Aggregate]()
+    strategy.server_update = lambda aggregate: seen.append(aggregate) or aggregate.mean  # type: ignore[method-assign, func-returns-value]
+    strategy.request(1, {"w": torch.zeros(1, dtype=torch.float64)}, range(7), cohort_size=7, seed=0)
+    strategy.aggregate(1, iter(replies))
+    expected = sum(k * (k % 4) for k in range(7)) / sum(k % 4 for k in range(7))
+    (aggregate,) = seen
+    assert aggregate.mean["w"].item() == pytest.approx(expected, rel=1e-12)
+    assert aggregate.extra["w"].item() == pytest.approx(10 * expected, rel=1e-12)
+    assert (aggregate.num_replies, aggregate.num_sent, aggregate.weight_sent) == (5, {"w": 5}, {"w": 9.0})
+    assert strategy.left_out == [0, 4]
 
 
 def test_the_mean_of_nothing_is_an_error() -> None:
