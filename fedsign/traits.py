@@ -64,7 +64,7 @@ class MetricTraits(Traits):
     """What a metric expects."""
 
     kind = "metric"
-    targets: str = ""  # class labels, real targets or text; empty: unknown
+    targets: str = ""  # a kind of fedsign.data.target, such as class labels, real targets or text; empty: unknown
     inputs: Any = None  # fedsign.metrics.base.MetricInputs, for arguments other than outputs and targets
 
 
@@ -125,7 +125,7 @@ class TaskTraits(Traits):
     """What a task learns."""
 
     kind = "task"
-    targets: str = ""  # class labels, real targets or text; empty: unknown
+    targets: str = ""  # a kind of fedsign.data.target, such as class labels, real targets or text; empty: unknown
 
 
 TRAITS: Mapping[str, type[Traits]] = {each.kind: each for each in Traits.__subclasses__()}

@@ -298,15 +298,15 @@ class Workload:
         return {}
 
     def label_counts(self) -> list[list[int]]:
-        """Samples per counted client and class, [clients][classes]; sizes for a regression.
+        """Samples per counted client and class, [clients][classes]; sizes unless each sample has one class.
 
         Which clients are counted: [Note: counted clients] in fedsign.data.partition.lazy.
         """
         return [self.counts_of(client) for client in counted_clients(self.partition)]
 
     def counts_of(self, partition: int) -> list[int]:
-        """A client's training samples per class; their number for a regression."""
-        index, class_names = self.partition[partition], self.dataset.class_names
+        """A client's training samples per class; their number unless each sample has one."""
+        index, class_names = self.partition[partition], self.dataset.target.class_names
         if not class_names:
             return [len(index)]
         counts: list[int] = np.bincount(self.dataset.train.targets.numpy()[index], minlength=len(class_names)).tolist()

@@ -278,7 +278,7 @@ def split_facts(workload: Workload) -> Record:
     For a large lazy population, only `counted_clients` are counted.
     """
     config = workload.config
-    class_names = list(workload.dataset.class_names)
+    class_names = list(workload.dataset.target.class_names)
     if not len(workload.dataset.train):  # the data stay with the clients
         num_clients = config.partition.num_clients
         return {"class_names": class_names, "counts": [], "counts_are_private": True, "num_clients": num_clients}

@@ -62,10 +62,13 @@ def _reading(dataset: Any) -> Iterator[str]:
     yield from dataset.read_as
     if dataset.text is None:
         yield f"features of a sample: {' x '.join(map(str, dataset.input_shape))}{_columns(dataset)}"
-    if dataset.class_names:
-        counts = Counter(dataset.train.targets.flatten().tolist())
-        named = [f"{_plain(name)} {counts[label]:,}" for label, name in enumerate(dataset.class_names)]
+    target = dataset.target
+    if target.class_names:
+        counts = Counter(dataset.train.targets.tolist())
+        named = [f"{_plain(name)} {counts[label]:,}" for label, name in enumerate(target.class_names)]
         yield f"training samples of each class: {_first(named, 'classes')}"
+    elif target.shape and dataset.text is None:
+        yield f"targets: {target}"
 
 
 def _columns(dataset: Any) -> str:

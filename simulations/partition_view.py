@@ -49,7 +49,7 @@ def describe(workload: Workload) -> dict[str, Any]:
     For a large lazy population, all facts are about the `counted_clients`.
     """
     config, record, train = workload.config, split_facts(workload), workload.dataset.train
-    names, counts = workload.dataset.class_names, record["counts"]
+    names, counts = workload.dataset.target.class_names, record["counts"]
     if not counts:
         raise ConfigError(
             f"partition.name={config.partition.name} was given with engine.name={config.engine.name}, where what a "

@@ -61,7 +61,7 @@ class Condensation:
         """
         part, size = self.config.data, self.config.image_size
         dataset = self.share or checked_dataset(part.build(self.config.seed), name=part.name)
-        if not dataset.class_names:
+        if not dataset.target.class_names:
             raise DataError(
                 f"data '{part.name}' has no classes, but condensation makes images of each class; take another data "
                 "set."

@@ -20,7 +20,7 @@ from fedsign.workload import Workload
 
 
 class ClientMetrics(RoundHook):
-    """Writes `clients.jsonl`; `num_classes` is 0 if targets are no labels."""
+    """Writes `clients.jsonl`; `num_classes` is 0 unless each sample has one class."""
 
     def __init__(self, folder: RunFolder, *, num_classes: int) -> None:
         self._folder, self._num_classes = folder, num_classes
@@ -55,7 +55,7 @@ def round_hook(workload: Workload, strategy: object, folder: RunFolder, *, round
     if not config.get("results.clients", True) or config.get("privacy.is_chosen", False):
         return None
     has_labels = not workload.is_evaluated_at_clients and not isinstance(workload.task, KeepingTask)
-    return ClientMetrics(folder, num_classes=len(workload.dataset.class_names) if has_labels else 0)
+    return ClientMetrics(folder, num_classes=len(workload.dataset.target.class_names) if has_labels else 0)
 
 
 def class_accuracy(outputs: Tensor, targets: Tensor, num_classes: int) -> list[float | None]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedsign.data.normalize import IDENTITY, Normalization, Preset, measured
+from fedsign.data.target import Target, described
 from fedsign.errors import DataError
 from fedsign.former_names import warn
 
@@ -260,9 +261,15 @@ class Dataset:
         return self.train.shape
 
     @property
+    def target(self) -> Target:
+        """What a model learns to predict."""
+        vocabulary_size = None if self.text is None else self.text.vocabulary_size
+        return described(self.train.targets, self.class_names, vocabulary_size)
+
+    @property
     def num_outputs(self) -> int:
         """Number of model outputs per sample; for text, per token."""
-        return self.text.vocabulary_size if self.text is not None else len(self.class_names) or 1
+        return self.target.num_outputs
 
 
 def normalized(dataset: Dataset, preset: Preset, constants: Normalization = IDENTITY) -> Dataset:

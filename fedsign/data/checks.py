@@ -1,6 +1,7 @@
 """Check that a factory's data can be trained on, and fit the task, the metrics and the augmentation."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
+from fedsign.data.target import Target, TargetKind
 from fedsign.data.torch_dataset import from_torch, is_map_style
 from fedsign.errors import DataError
 from fedsign.rules import Rule
@@ -62,12 +64,9 @@ class Fit:
     dataset: Dataset
     config: ExperimentConfig
 
-    @property
-    def targets(self) -> str:
-        """The kind of target, as in `fedsign.traits.TaskTraits`."""
-        if self.dataset.text is not None:
-            return "text"
-        return "class labels" if self.dataset.class_names else "real targets"
+    @cached_property
+    def target(self) -> Target:
+        return self.dataset.target
 
     @property
     def shape(self) -> list[int]:
@@ -75,8 +74,10 @@ class Fit:
 
     @property
     def fitting_tasks(self) -> str:
-        tasks = " or ".join(f"task={name}" for name in TaskTraits.having(targets=self.targets))
-        if self.targets != "real targets" or "rmse" in self.config.metrics:
+        tasks = " or ".join(f"task={name}" for name in TaskTraits.having(targets=self.target.trait))
+        if not tasks:
+            return "a task of your own (task=module:Class), with your own model and metrics"
+        if self.target.trait != TargetKind.NUMBER or "rmse" in self.config.metrics:
             return tasks
         return f"{tasks} (--set task=regression --set 'metrics=[\"rmse\"]')"
 
@@ -85,10 +86,10 @@ class Fit:
         """How the targets become those of the given task, if they may be meant so."""
         settings, wanted = self.config.data.settings, TaskTraits.of(self.config.task).targets
         is_table = "target_type" in settings
-        if wanted == "class labels" and (labels := self._whole_targets):
+        if wanted == TargetKind.CLASS and (labels := self._whole_targets):
             how = "use --set data.target_type=class" if is_table else "give integers, y.astype(int)"
             return f"if {', '.join(map(str, labels[:5]))}{', ...' if len(labels) > 5 else ''} are classes, {how}"
-        if (wanted, self.targets) == ("real targets", "class labels") and "path" in settings:
+        if (wanted, self.target.kind) == (TargetKind.NUMBER, TargetKind.CLASS) and "path" in settings:
             return f"give numbers: {'--set data.target_type=number' if is_table else 'y.astype(float)'}"
         return "other data"
 
@@ -96,7 +97,7 @@ class Fit:
     def _whole_targets(self) -> list[int]:
         """Different targets, if they are few whole numbers, such as labels that were written as floats."""
         targets = self.dataset.train.targets
-        if self.targets != "real targets" or targets.ndim > 1:
+        if self.target.kind is not TargetKind.NUMBER:
             return []
         values = targets.unique().tolist()
         is_few = len(values) <= min(_MOST_CLASSES, len(targets) // 2)
@@ -113,8 +114,9 @@ class Fit:
 
     @property
     def fitting_metrics(self) -> str:
-        names = MetricTraits.having(targets=self.targets)
-        return ", ".join(sorted(name for name in names if not self._lacking_for(name)))
+        names = MetricTraits.having(targets=self.target.trait)
+        fitting = ", ".join(sorted(name for name in names if not self._lacking_for(name)))
+        return f"one of {fitting}" if fitting else "a metric of your own (module:function)"
 
     def _lacking_for(self, metric: str) -> tuple[str, ...]:
         inputs = MetricTraits.of(metric).inputs
@@ -125,16 +127,16 @@ class Fit:
 
 RULES: tuple[Rule[Fit], ...] = (
     Rule(
-        lambda fit: TaskTraits.of(fit.config.task).targets not in ("", fit.targets),
-        "task={config.task} was given, but data.name={config.data.name} has {targets}",
+        lambda fit: TaskTraits.of(fit.config.task).targets not in ("", fit.target.trait),
+        "task={config.task} was given, but data.name={config.data.name} has {target}",
         "use {fitting_tasks}, or {other_data}",
     ),
     Rule(
         lambda fit: next(
-            (name for name in fit.config.metrics if MetricTraits.of(name).targets not in ("", fit.targets)), ""
+            (name for name in fit.config.metrics if MetricTraits.of(name).targets not in ("", fit.target.trait)), ""
         ),
-        "metrics={metrics} was given, but data.name={config.data.name} has {targets}, for which '{found}' says nothing",
-        "use one of {fitting_metrics}, or none: --set metrics='[]'",
+        "metrics={metrics} was given, but data.name={config.data.name} has {target}, for which '{found}' says nothing",
+        "use {fitting_metrics}, or none: --set metrics='[]'",
     ),
     Rule(
         lambda fit: fit.lacking,

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedsign.data.base import AnySamples, Dataset, IntArray
+from fedsign.data.target import Target
 from fedsign.errors import DataError
 from fedsign.seeding import Purpose, generator
 
@@ -36,7 +37,7 @@ def hold_out_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset
     if fraction == 0:
         return dataset
     train, rng = dataset.train, generator(seed, Purpose.VALIDATION)
-    groups = _groups(train, dataset.class_names)
+    groups = _groups(train, dataset.target)
     # fraction < 1, so rounding down keeps at least one sample of every class in training
     held = np.sort(np.concatenate([rng.permutation(each)[: int(fraction * len(each))] for each in groups]))
     if not len(held):
@@ -49,9 +50,9 @@ def hold_out_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset
     return replace(dataset, train=train[kept], validation=train[held])
 
 
-def _groups(train: AnySamples, class_names: tuple[str, ...]) -> list[IntArray]:
-    """Indices by class; a single group for a regression."""
-    if not class_names:
+def _groups(train: AnySamples, target: Target) -> list[IntArray]:
+    """Indices by class; a single group if samples do not have one class each."""
+    if not target.class_names:
         return [np.arange(len(train))]
     labels = train.targets.numpy()
     return [np.flatnonzero(labels == label) for label in np.unique(labels)]

@@ -64,7 +64,7 @@ def _only_test_class(data: Examined) -> Found | None:
 
 def _only_target(data: Examined) -> Found | None:
     targets = data.dataset.train.targets
-    if not data.has_real_targets or targets.ndim > 1 or len(targets) < 2 or bool((targets != targets[0]).any()):
+    if not data.has_real_targets or len(targets) < 2 or bool((targets != targets[0]).any()):
         return None
     return Found(num=len(targets), low=float(targets[0]), remedy=_target(data))
 
@@ -211,7 +211,7 @@ def _small_clients(data: Examined) -> Found | None:
 
 
 def _single_class_clients(data: Examined) -> Found | None:
-    if not (_is_even(data) and data.has_classes and data.dataset.train.targets.ndim == 1) or _only_class(data):
+    if not (_is_even(data) and data.has_classes) or _only_class(data):
         return None
     return Found(num=data.num_single_class, total=len(data.client_sizes)) if data.num_single_class else None
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Dataset, IntArray, Samples
 from fedsign.data.partition.lazy import counted_clients
+from fedsign.data.target import Target, TargetKind
 from fedsign.workload import Workload
 
 _MOST_VALUES = 2**20
@@ -81,15 +82,20 @@ class Examined:
 
     # -- classes ------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def target(self) -> Target:
+        """What a model learns to predict."""
+        return self.dataset.target
+
     @property
     def has_classes(self) -> bool:
         """Whether targets are class labels."""
-        return bool(self.dataset.class_names) and self.dataset.text is None
+        return bool(self.target.class_names)
 
     @property
     def has_real_targets(self) -> bool:
-        """Whether targets are real numbers, of one kind."""
-        return not self.dataset.class_names and self.dataset.text is None
+        """Whether targets are real numbers, one per sample."""
+        return self.target.kind is TargetKind.NUMBER
 
     @cached_property
     def class_counts(self) -> tuple[IntArray, IntArray]:
@@ -98,7 +104,7 @@ class Examined:
         train, test, held = (
             np.zeros(num_classes, np.int64)
             if part is None
-            else np.bincount(part.targets.numpy().ravel(), minlength=num_classes)
+            else np.bincount(part.targets.numpy(), minlength=num_classes)
             for part in (data.train, data.test, data.validation)
         )
         return train + held, test

@@ -58,7 +58,7 @@ def facts_of(workload: Workload) -> Facts:
     """What the rules know of an experiment."""
     dataset, config = workload.dataset, workload.config
     targets = dataset.test.targets
-    is_of_classes = bool(dataset.class_names) and len(targets) > 0 and targets.dim() == 1
+    is_of_classes = bool(dataset.target.class_names) and len(targets) > 0
     return Facts(
         num_clients=config.partition.num_clients,
         rounds=config.rounds,

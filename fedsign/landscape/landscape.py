@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedsign.data.base import Samples
+from fedsign.data.target import TargetKind, kind_of
 from fedsign.errors import ConfigError
 from fedsign.federation.aggregation import is_finite
 from fedsign.landscape.vector import Layout
@@ -218,7 +219,7 @@ class Landscape:
         outputs = torch.cat(kept, dim=1)
         mean = task.loss_of if isinstance(task, KeepingTask) else task.loss
         loss = torch.stack([mean(each, targets) for each in outputs])
-        is_of_classes = outputs.dim() == 3 and not targets.is_floating_point()
+        is_of_classes = outputs.dim() == 3 and kind_of(targets) is TargetKind.CLASS
         error = (outputs.argmax(2) != targets).double().mean(1).cpu().numpy() if is_of_classes else None
         return Values(loss.double().cpu().numpy(), error)
 

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
+from fedsign.tasks.regression import aligned
 from fedsign.traits import declares
 
 
 @declares(targets="real targets")
 def rmse(outputs: Tensor, targets: Tensor) -> float:
-    """sqrt(mean (outputs - targets)^2), in the unit of the targets."""
-    # squeezed: [n, 1] - [n] would broadcast to [n, n]
-    return (outputs.squeeze(-1) - targets).double().square().mean().sqrt().item()
+    """sqrt(mean (outputs - targets)^2) over all numbers, in the unit of the targets."""
+    return (aligned(outputs, targets) - targets).double().square().mean().sqrt().item()

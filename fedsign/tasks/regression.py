@@ -1,4 +1,4 @@
-"""Regression: mean squared error between outputs [n, 1] and targets [n]."""
+"""Regression: mean squared error between outputs [n, 1] and targets [n], or outputs [n, d] and targets [n, d]."""
 
 from torch import Tensor
 from torch.nn import functional
@@ -11,9 +11,14 @@ class Regression:
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """mean (outputs - targets)^2."""
-        # [n, 1] against [n] would broadcast to [n, n]
-        return functional.mse_loss(outputs.squeeze(-1), targets)
+        return functional.mse_loss(aligned(outputs, targets), targets)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Losses per sample [n]."""
-        return functional.mse_loss(outputs.squeeze(-1), targets, reduction="none")
+        squares = functional.mse_loss(aligned(outputs, targets), targets, reduction="none")
+        return squares if squares.dim() == 1 else squares.mean(dim=1)
+
+
+def aligned(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Outputs [n, 1] as [n] for targets [n]: against each other they would broadcast to [n, n]."""
+    return outputs.squeeze(-1) if outputs.dim() > targets.dim() else outputs

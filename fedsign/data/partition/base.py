@@ -10,6 +10,7 @@ from pydantic import Field
 
 from fedsign.data.base import AnySamples, IntArray
 from fedsign.data.partition.lazy import LazyShares
+from fedsign.data.target import TargetKind, kind_of
 from fedsign.errors import DataError
 
 Concentration = Annotated[float, Field(gt=0, le=1e12)]  # of a Dirichlet distribution; larger sums overflow
@@ -112,7 +113,7 @@ def class_labels(train: AnySamples, *, name: str, instead: str = "partition.name
     Raises:
         DataError: the targets are real numbers, or there are several per sample.
     """
-    if train.targets.ndim != 1 or train.targets.is_floating_point():
+    if kind_of(train.targets) is not TargetKind.CLASS:
         given = f"of shape {list(train.targets.shape[1:])} each" if train.targets.ndim != 1 else "real numbers"
         raise DataError(f"partition.name={name} needs class labels, but the targets are {given}; use {instead}.")
     labels: IntArray = train.targets.numpy()
