@@ -107,7 +107,12 @@ def walk_ours(*, messages: bool = False) -> Walk:
     """Walk the second round of FedSign."""
     walk = Walk(*(_ROOT / package for package in PACKAGES))
     with tempfile.TemporaryDirectory() as root:
-        experiment: dict[str, Any] = {"rounds": 2, "results": {"root": root, "checkpoint_every": 1}}
+        experiment: dict[str, Any] = {
+            "rounds": 2,
+            "partition": {"name": "dirichlet_prefix"},
+            "strategy": {"name": "fedsign"},
+            "results": {"root": root, "checkpoint_every": 1},
+        }
         if messages:
             experiment["strategy"] = {"name": f"{__name__}:{FedSignOverMessages.__name__}"}
         run(experiment, callbacks=[Clock(walk)])

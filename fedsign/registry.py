@@ -60,6 +60,14 @@ KINDS: dict[str, Kind] = {
                 "fedsign.data.partition.quantity:quantity",
                 "quantity skew: sizes by a Dirichlet(alpha) draw, IID labels",
             ),
+            "dirichlet_prefix": (
+                "fedsign.data.partition.prefix:dirichlet_prefix",
+                "dirichlet, cut as in NIID-Bench and FedSign 0.2: favors the last client",
+            ),
+            "quantity_prefix": (
+                "fedsign.data.partition.prefix:quantity_prefix",
+                "quantity, cut as in NIID-Bench and FedSign 0.2",
+            ),
             "natural": (
                 "fedsign.data.partition.natural:natural",
                 "the data's natural clients: writers, speakers, hospitals",

@@ -40,6 +40,7 @@ EXPERIMENT = {
     "strategy.name": "feddyn",
     "rounds": ROUNDS,
     "callbacks": [],
+    "partition.name": "dirichlet_prefix",
     "partition.num_clients": len(SITES),
     "partition.alpha": 1.0,
     "model.name": "linear",

@@ -11,7 +11,7 @@ W1 = BenchmarkWorkload(
         "name": "w1",
         "rounds": 50,
         "strategy": {"name": "fedavg"},
-        "partition": {"num_clients": 100, "alpha": 0.5, "min_partition_size": 1},
+        "partition": {"name": "dirichlet_prefix", "num_clients": 100, "alpha": 0.5, "min_partition_size": 1},
         "model": {"name": "mlp", "hidden": [64]},
         "server": {"cohort_size": 10},
         "client": {"local_epochs": 1, "batch_size": 16, "lr": 0.1, "optimizer": {"momentum": 0.0}},

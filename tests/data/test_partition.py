@@ -19,6 +19,7 @@ from fedsign.data.partition.classes import classes
 from fedsign.data.partition.dirichlet import dirichlet, draw_counts, fill_up, max_draws
 from fedsign.data.partition.iid import iid
 from fedsign.data.partition.natural import natural
+from fedsign.data.partition.prefix import dirichlet_prefix, quantity_prefix
 from fedsign.data.partition.quantity import quantity
 from fedsign.data.partition.shards import shards
 from fedsign.errors import DataError
@@ -70,6 +71,8 @@ def a_case(draw: st.DrawFn) -> tuple[Samples, int, dict[str, dict[str, Any]]]:
         {
             "dirichlet": skew,
             "quantity": skew,
+            "dirichlet_prefix": skew,
+            "quantity_prefix": skew,
             "shards": {"shards_per_client": draw(st.integers(1, 4))},
             "classes": {"classes_per_client": draw(st.integers(-(-num_classes // num_clients), num_classes))},
         },
@@ -224,12 +227,20 @@ def reference_dirichlet(train: Samples, num_clients: int, seed: int, *, alpha: f
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_clients", [1, 7, 40])
-def test_dirichlet_is_the_plain_rejection_sampler_where_that_ends(num_clients: int, seed: int) -> None:
+def test_the_prefix_cut_is_the_plain_rejection_sampler_where_that_ends(num_clients: int, seed: int) -> None:
     train = samples(1_500)
-    split = dirichlet(train, num_clients, np.random.default_rng(seed), alpha=0.2, min_partition_size=3)
+    split = dirichlet_prefix(train, num_clients, np.random.default_rng(seed), alpha=0.2, min_partition_size=3)
     assert (split.num_moved, split.moved_label_distance) == (0, 0.0)
     expected = reference_dirichlet(train, num_clients, seed, alpha=0.2, minimum=3)
     assert all(np.array_equal(a, b) for a, b in zip(split.indices, expected, strict=True))
+
+
+def test_the_prefix_cut_of_the_quantities_is_that_of_a_single_class() -> None:
+    train, one_class = samples(300), Samples(features=torch.zeros(300, 0), targets=torch.zeros(300, dtype=torch.int64))
+    quantities = quantity_prefix(train, 9, np.random.default_rng(1), alpha=0.3)
+    alone = dirichlet_prefix(one_class, 9, np.random.default_rng(1), alpha=0.3)
+    assert all(np.array_equal(a, b) for a, b in zip(quantities.indices, alone.indices, strict=True))
+    assert quantities.moved_label_distance is None
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 0.1])

@@ -116,6 +116,8 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def _read(path: Path) -> dict[str, Any]:
     text = path.read_text(encoding="utf-8")
+    if find_spec("fedsign.data.partition.prefix") is None:
+        text = re.sub(r"\b(dirichlet|quantity)_prefix\b", r"\1", text)  # the only cut that there was
     if find_spec("fedsign.former_names") is None:
         for key, former in (pair.split("=") for pair in FORMER.split()):
             text = re.sub(rf"\b{key}\b", former, text)

@@ -36,26 +36,30 @@ def dirichlet(
     Raises:
         DataError: too few samples for that many clients, or the targets are not classes.
     """
-    labels = class_labels(train, name="dirichlet")
-    by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    return deal(by_class, num_clients, alpha, min_partition_size, rng)
+    return deal(by_class(train, "dirichlet"), num_clients, alpha, min_partition_size, rng)
+
+
+def by_class(train: AnySamples, name: str) -> list[IntArray]:
+    """The samples of each class; raises DataError if the targets are not classes."""
+    labels = class_labels(train, name=name)
+    return [np.flatnonzero(labels == label) for label in np.unique(labels)]
 
 
 def deal(
-    by_class: Sequence[IntArray], num_clients: int, alpha: float, min_partition_size: int, rng: np.random.Generator
+    groups: Sequence[IntArray], num_clients: int, alpha: float, min_partition_size: int, rng: np.random.Generator
 ) -> Split:
     """Partition the samples of each class; see the module docstring.
 
     Raises:
         DataError: too few samples for that many clients.
     """
-    class_sizes = np.array([len(index) for index in by_class])
+    class_sizes = np.array([len(index) for index in groups])
     num_samples = int(class_sizes.sum())
     need(num_samples, num_clients=num_clients, each=min_partition_size, setting="min_partition_size")
     drawn = draw_counts(class_sizes, num_clients, alpha, min_partition_size, rng)
     counts = fill_up(drawn, min_partition_size)
     owner_of = np.empty(num_samples, dtype=np.int64)
-    for index, row in zip(by_class, counts, strict=True):
+    for index, row in zip(groups, counts, strict=True):
         owner_of[rng.permutation(index)] = np.repeat(np.arange(num_clients), row)
     return Split(
         indices=group(owner_of, num_clients),

@@ -75,7 +75,8 @@ def fedsign_beats_fedavg_digits(quick: bool, where: Where = AT_HOME) -> Metrics:
 
 
 def _default_on(where: Where) -> dict[str, Any]:
-    return {"data": {"name": "digits"}, "model": {"name": "mlp"}, **where.changes}
+    own = {"data": {"name": "digits"}, "partition": {"name": "dirichlet_prefix"}, "model": {"name": "mlp"}}
+    return {**own, **where.changes}
 
 
 def _accuracies(cells: Mapping[tuple[str, int], Mapping[str, Any]], where: Where) -> dict[str, list[float]]:
@@ -154,7 +155,7 @@ def _faster(name: str, *, seed: int, where: Where) -> dict[str, Any]:
     experiment = {
         "seed": seed,
         "rounds": 150,
-        "partition": {"num_clients": 20, "alpha": 0.1, "min_partition_size": 5},
+        "partition": {"name": "dirichlet_prefix", "num_clients": 20, "alpha": 0.1, "min_partition_size": 5},
         "client": {
             "lr": 0.1,
             "local_epochs": 1,

@@ -31,7 +31,7 @@ _PAPER_GRID = _SMALL_GRID | {
 }
 _QUICK_GRID: dict[str, list[Any]] = {"fedsign:strategy.gamma": [0.001, 0.003]}
 _EXPERIMENT: dict[str, Any] = {
-    "partition": {"name": "dirichlet", "num_clients": 100},
+    "partition": {"name": "dirichlet_prefix", "num_clients": 100},
     "client": {"local_epochs": 5, "optimizer": {"momentum": 0.9}},
     "server": {"cohort_size": 10},
 }
@@ -139,11 +139,11 @@ def _paper(quick: bool, where: Where) -> dict[str, Any]:
 _CORRECTED = ("fedavg", "fedprox", "scaffold")
 _SPLITS: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid"},
-    "dirichlet_0.5": {"name": "dirichlet", "alpha": 0.5, "min_partition_size": 10},
+    "dirichlet_0.5": {"name": "dirichlet_prefix", "alpha": 0.5, "min_partition_size": 10},
     "1_class": {"name": "classes", "classes_per_client": 1},
     "2_classes": {"name": "classes", "classes_per_client": 2},
     "3_classes": {"name": "classes", "classes_per_client": 3},
-    "quantity_0.5": {"name": "quantity", "alpha": 0.5, "min_partition_size": 10},
+    "quantity_0.5": {"name": "quantity_prefix", "alpha": 0.5, "min_partition_size": 10},
 }
 
 

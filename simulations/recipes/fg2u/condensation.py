@@ -307,7 +307,7 @@ def _experiment(alpha: float, seed: int) -> dict[str, Any]:
     return {
         "seed": seed,
         "data": {"name": "digits"},
-        "partition": {"num_clients": _CLIENTS, "alpha": alpha},
+        "partition": {"name": "dirichlet_prefix", "num_clients": _CLIENTS, "alpha": alpha},
         "server": {"cohort_size": _CLIENTS},
         "model": {"name": "mlp", "hidden": [64]},
     }
