@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.numerics import is_low
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
@@ -30,7 +30,7 @@ def mixes_samples(model: nn.Module, pair: Tensor) -> bool:
         if isinstance(module, BATCH_NORMS + DROPOUTS):
             module.eval()
     full = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)  # TF32 rounds by batch size
-    with torch.no_grad(), full, torch_stream(0, Purpose.TRAINING):  # the stream fixes draws of custom layers
+    with torch.no_grad(), full, global_stream(0, Purpose.TRAINING):  # the stream fixes draws of custom layers
         together, alone = still(pair)[:1], still(pair[:1])
     return not is_alike(together, alone)
 
@@ -46,7 +46,7 @@ def moved_buffer(model: nn.Module, batch: Tensor) -> str:
     """The name of a buffer, apart from BatchNorm's, that a training pass changes; empty if there is none."""
     tried = copy.deepcopy(model)  # the pass must not move the caller's buffers
     norms = [name for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)]
-    with torch.no_grad(), torch_stream(0, Purpose.TRAINING):
+    with torch.no_grad(), global_stream(0, Purpose.TRAINING):
         tried(batch)
     named = ((name, buffer) for name, buffer in model.named_buffers() if name.rpartition(".")[0] not in norms)
     return next((name for name, was in named if not torch.equal(tried.get_buffer(name), was)), "")

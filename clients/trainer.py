@@ -28,7 +28,7 @@ from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import unit_displacement
 from fedsign.records import LATE, CohortReply, Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, failure_of
-from fedsign.seeding import Purpose, generator, integer, torch_seeded
+from fedsign.seeding import Purpose, generator, globals_seeded, integer
 from fedsign.tasks.base import CheckingTask
 from fedsign.workload import Workload
 
@@ -155,7 +155,7 @@ class SequentialTrainer:
             freeze_batch_norm(self._model.module)  # see [Note: batches of one] in clients.batches
         try:
             # dropout and augmentation draw from torch's global generators
-            with torch_seeded(stream, device=workload.device), workload.numerics.repeatable():
+            with globals_seeded(stream, device=workload.device), workload.numerics.repeatable():
                 for epoch in self._batching.schedule(len(index), order):
                     nums.clear()  # the reported loss is that of the last epoch
                     losses.clear()

@@ -19,6 +19,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Samples, Tokenizer
 from fedsign.metrics.base import Evaluated, MetricInputs
 from fedsign.numerics import Numerics
+from fedsign.seeding import Purpose, global_stream, globals_seeded, integer
 from fedsign.tasks.base import KeepingTask, Task
 
 # of outputs, or of what a KeepingTask keeps of them, and targets; or of what its `MetricInputs` prepares
@@ -53,6 +54,13 @@ class Evaluation:
         round: int | None = None,
     ) -> dict[str, float]:
         """Loss and metrics by name, those that are due in a round; `num_threads` applies to CPUs only."""
+        # the same draws in every evaluation
+        with globals_seeded(integer(self.config.seed, Purpose.MEASURING), device=self.numerics.device):
+            return self._values(model, samples, num_threads, on_outputs, round)
+
+    def _values(
+        self, model: nn.Module, samples: AnySamples, num_threads: int, on_outputs: OnOutputs | None, round: int | None
+    ) -> dict[str, float]:
         targets = samples.targets
         with torch.no_grad(), self.numerics.repeatable():
             found = self._kept(model, samples, num_threads)
@@ -94,8 +102,12 @@ class Evaluation:
         if num_threads > 1 and device.type == "cpu" and isinstance(samples, Samples):
             # set_num_threads is thread-local too: a new thread would otherwise use all cores for its operators
             set_threads = partial(torch.set_num_threads, torch.get_num_threads())
-            with ThreadPoolExecutor(num_threads, initializer=set_threads) as threads:
-                return list(threads.map(kept_of, batches))
+            stream = global_stream(self.config.seed, Purpose.MEASURING)
+            with stream as drawn, ThreadPoolExecutor(num_threads, initializer=set_threads) as threads:
+                found = list(threads.map(kept_of, batches))
+                if not drawn():
+                    return found
+            batches = samples.batches(self.batch_size(samples))  # again: threads share generators in no fixed order
         return [kept_of(batch) for batch in batches]
 
     def batch_size(self, samples: AnySamples) -> int:

@@ -1,11 +1,14 @@
 """Every random stream of an experiment, derived from one seed.
 
 A stream belongs to (seed, purpose, round, partition).  Any two engines or workers that train the same client in the
-same round draw the same numbers, whatever they did before.  Global generators are neither read nor advanced.
+same round draw the same numbers, whatever they did before.  FedSign's own code neither reads nor advances a global
+generator.  For the code of others, such as a data set that draws from `numpy.random`, the global generators are seeded
+from a stream and given back afterwards (`global_stream`).
 """
 
 import hashlib
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum, unique
 from typing import TYPE_CHECKING, cast
@@ -15,6 +18,10 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
+
+
+Drawn = Callable[[], list[str]]
+"""The libraries whose global generators have drawn since they were seeded: `random`, `numpy.random`, `torch`."""
 
 
 @unique
@@ -33,6 +40,8 @@ class Purpose(IntEnum):
     ANALYSIS = 10  # noise around a model, and the samples of an analysis
     FAULTS = 11  # which clients fail on purpose
     ATTACK = 12  # which clients are malicious
+    MEASURING = 22  # draws from global generators in an evaluation
+    SPLITTING = 23  # the same in a partition
     EVALUATION = 20  # which sites evaluate in a round
     SUBSTITUTES = 21  # which clients replace absent ones
     LAYERS = 30  # which blocks of a model are trained in a period
@@ -110,17 +119,20 @@ def integer(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) 
     return int(state[0] >> np.uint64(1))
 
 
-def torch_stream(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> AbstractContextManager[None]:
-    """A context manager: seed torch's global generators, and restore their state on exit.
+def global_stream(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> AbstractContextManager[Drawn]:
+    """A context manager: seed Python's, NumPy's, and torch's global generators, and restore their states on exit.
 
-    torch's initializers and dropout only know the global generator.
+    torch's initializers and dropout know only its global generator; users' data sets and models may draw from any.
     """
-    return torch_seeded(integer(seed, purpose, round=round, partition=partition))
+    return globals_seeded(integer(seed, purpose, round=round, partition=partition))
 
 
 @contextmanager
-def torch_seeded(stream: int, *, device: "torch.device | None" = None) -> Iterator[None]:
-    """`torch_stream` for a given `integer`, on the CPU and optionally on a device."""
+def globals_seeded(stream: int, *, device: "torch.device | None" = None) -> Iterator[Drawn]:
+    """`global_stream` for a given `integer`; torch's on the CPU and optionally on a device.
+
+    Yields a function that names the libraries whose generators have drawn since.
+    """
     import torch
 
     generators = [torch.default_generator]  # not torch.manual_seed, which reseeds every device
@@ -129,17 +141,34 @@ def torch_seeded(stream: int, *, device: "torch.device | None" = None) -> Iterat
         index = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[index])
     before = [each.get_state() for each in generators]
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(stream)
+    np.random.seed(stream % 2**32)  # noqa: NPY002
+    for each in generators:
+        each.manual_seed(stream)
+
+    def drawn() -> list[str]:
+        _, key, *rest = np.random.RandomState(stream % 2**32).get_state()
+        _, key_now, *rest_now = np.random.get_state()  # noqa: NPY002
+        seeded = {
+            "random": random.Random(stream).getstate() == random.getstate(),
+            "numpy.random": rest == rest_now and np.array_equal(key, key_now),
+            "torch": all(map(torch.equal, started, [each.get_state() for each in generators])),
+        }
+        return [name for name, is_fresh in seeded.items() if not is_fresh]
+
+    started = [each.get_state() for each in generators]
     try:
-        for each in generators:
-            each.manual_seed(stream)
-        yield
+        yield drawn
     finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
         for each, state in zip(generators, before, strict=True):
             each.set_state(state)
 
 
 def torch_generator(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> "torch.Generator":
-    """A CPU generator that draws the same numbers as the global one inside `torch_stream`."""
+    """A CPU generator that draws the same numbers as the global one inside `global_stream`."""
     import torch
 
     return torch.Generator().manual_seed(integer(seed, purpose, round=round, partition=partition))

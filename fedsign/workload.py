@@ -4,6 +4,7 @@ Every process builds its own from the same configuration and seed; none of it is
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -35,7 +36,8 @@ from fedsign.numerics import Numerics, device_of
 from fedsign.records import Role, roles_of
 from fedsign.registry import resolve
 from fedsign.rules import check
-from fedsign.seeding import Purpose, generator, torch_stream
+from fedsign.sections import Part
+from fedsign.seeding import Purpose, generator, global_stream
 from fedsign.tasks.base import Task
 
 
@@ -60,13 +62,14 @@ class Workload:
             ConfigError: the data do not fit the task, a metric or the augmentation.
         """
         config, part = self.config, self.config.data
-        if self.client_data is not None:
-            dataset = self.client_data.read(self.sites_here)
-        else:
-            dataset = checked_dataset(part.build(config.seed), name=part.name)
-            dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
-        check(FIT_RULES, Fit(dataset, config))
-        return normalized(dataset, part.normalize, Normalization(shift=part.mean, scale=part.std))
+        with self._stream(Purpose.DATA, part):
+            if self.client_data is not None:
+                dataset = self.client_data.read(self.sites_here)
+            else:
+                dataset = checked_dataset(part.build(config.seed), name=part.name)
+                dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
+            check(FIT_RULES, Fit(dataset, config))
+            return normalized(dataset, part.normalize, Normalization(shift=part.mean, scale=part.std))
 
     @cached_property
     def split(self) -> Split:
@@ -77,7 +80,8 @@ class Workload:
         """
         part, train = self.config.partition, self.dataset.train
         rng = generator(self.config.seed, Purpose.PARTITION)
-        split = split_of(part.build(train, part.num_clients, rng), name=part.name)
+        with self._stream(Purpose.SPLITTING, part):
+            split = split_of(part.build(train, part.num_clients, rng), name=part.name)
         if self.client_data is not None:
             return split  # clients without local data have none here
         check_partition(
@@ -211,7 +215,8 @@ class Workload:
         Raises:
             DataError: a check refuses the data.
         """
-        return [record for check in extensions("run_check") for record in check(self)]
+        with global_stream(self.config.seed, Purpose.DATA):
+            return [record for check in extensions("run_check") for record in check(self)]
 
     def make_model(self) -> nn.Module:
         """A new model with the experiment's initial parameters, identical in every process."""
@@ -245,7 +250,7 @@ class Workload:
             return self._made(*data, has_values=False)
 
     def _made(self, input_shape: tuple[int, ...], num_outputs: int, *, has_values: bool) -> nn.Module:
-        with torch_stream(self.config.seed, Purpose.MODEL):
+        with self._stream(Purpose.MODEL, self.config.model):
             model: nn.Module = self.config.model.build(input_shape, num_outputs)
             for transform in extensions("model_transform"):
                 transform(self.config, model)
@@ -260,13 +265,18 @@ class Workload:
         optimizer = self.config.client.optimizer
         adapt = getattr(resolve("optimizer", optimizer.name), "adapt_model", None)
         if adapt is not None:
-            with torch_stream(self.config.seed, Purpose.ADAPTERS):
+            with global_stream(self.config.seed, Purpose.ADAPTERS):
                 adapt(model, optimizer.settings)
         # saves building a large model again for these
         vars(self).setdefault("roles", roles_of(model))
         if has_values:  # transforms may hold tensors, such as adapters that are frozen
             vars(self).setdefault("transforms", transforms_of(model))
         return model
+
+    def _stream(self, purpose: Purpose, part: Part) -> AbstractContextManager[object]:
+        """A context manager: the global generators for a part's factory."""
+        resolve(part.kind, part.name)  # before, since a module may draw when it is imported
+        return global_stream(self.config.seed, purpose)
 
     def release_models(self) -> None:
         """Drop what is kept to make further models; the next one is made anew."""

@@ -33,6 +33,7 @@ from fedsign.former_names import current_tree
 from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec
 from fedsign.sections import tables
+from fedsign.seeding import Purpose, global_stream
 from fedsign.storage import checkpoints, results
 from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
@@ -236,8 +237,9 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     config = workload.config
     strategy = make_strategy(workload)
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
-    check_training(workload, spec, strategy)
-    workload = decided(workload, spec)
+    with global_stream(config.seed, Purpose.TRAINING):  # for users' code that draws
+        check_training(workload, spec, strategy)
+        workload = decided(workload, spec)
     engine: Engine = config.engine.build()
     engine.check(workload)
     watchers = [plugins.build("callback", name, {}) for name in config.callbacks]

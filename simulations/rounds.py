@@ -30,11 +30,10 @@ from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.flower.shims import seeded_globals
 from fedsign.numerics import is_low
 from fedsign.optim.low_precision import round_stochastically
 from fedsign.records import Failure, Role, Tensors
-from fedsign.seeding import Purpose, generator, torch_generator
+from fedsign.seeding import Purpose, generator, global_stream, torch_generator
 from fedsign.storage import checkpoints
 from fedsign.storage.checkpoints import Checkpoint
 from fedsign.storage.results import Record, RunFolder
@@ -193,12 +192,16 @@ class RoundLoop:
         )
         cohort = self.grid.showing(self._cohort())
         # two streams per round: what a strategy draws to configure must not shift what it draws to aggregate
-        with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round), cohort:
+        with (
+            foreign_rules.calling(name, self.round),
+            global_stream(seed, Purpose.FOREIGN, round=2 * self.round),
+            cohort,
+        ):
             messages = view.completed(strategy.configure_train(self.round, view.parameters, self._entries(), self.grid))
         replies = view.stripped(self.grid.send_and_receive(messages, timeout=self._config.server.round_timeout_s))
         self._judge(self.grid.traffic)
         foreign_rules.check_num_replies(strategy, len(replies), self.round)
-        with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round + 1):
+        with foreign_rules.calling(name, self.round), global_stream(seed, Purpose.FOREIGN, round=2 * self.round + 1):
             served, _ = strategy.aggregate_train(self.round, replies)  # a list: strategies iterate over it repeatedly
         model = None if served is None else to_tensors(view.model(served))
         # Flower's way of reading replies makes reference cycles: a round's models would wait for the garbage collector

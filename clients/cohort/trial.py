@@ -19,6 +19,7 @@ from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors, failure_of
 from fedsign.rules import Rule
+from fedsign.seeding import Purpose, global_stream
 from fedsign.tasks.base import SampleTask
 from fedsign.workload import Workload
 
@@ -37,7 +38,10 @@ def _strange(layers: list[nn.Module], known: tuple[type[nn.Module], ...]) -> str
 def _tried(experiment: Experiment) -> str:
     """A problem that a step of two clients reveals, such as a model that mixes samples."""
     try:
-        return _trial_step(experiment.workload, experiment.model, experiment.objective)
+        with global_stream(0, Purpose.TRAINING) as drawn:
+            found = _trial_step(experiment.workload, experiment.model, experiment.objective)
+            names = [name for name in drawn() if name != "torch"]
+        return found or (names and f"a step draws from {' and '.join(names)}, once for all clients of a stack") or ""
     except Exception as error:  # noqa: BLE001 - anything that cannot be mapped over clients
         return f"a step of two stacked clients raises {failure_of(0, error).reason[:200]}"
 

@@ -24,7 +24,7 @@ from clients.model_probes import dropouts, is_alike
 from fedsign.models.batch_norm import BATCH_NORMS, freeze_batch_norm
 from fedsign.models.dropout import Dropout, replace_dropout
 from fedsign.numerics import in_full
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 
 Together = Callable[[Tensor], Tensor]
 """A function of a rank's vector [k]: those of all ranks, [ranks, k]."""
@@ -171,10 +171,9 @@ def draws_otherwise(model: nn.Module, pair: Tensor) -> bool:
 
     def outputs(first: int, last: int) -> tuple[Tensor, bool]:
         share.first, share.last, share.total = first, last, len(pair)
-        with torch.no_grad(), torch_stream(0, Purpose.TRAINING):
-            before = torch.get_rng_state()
+        with torch.no_grad(), global_stream(0, Purpose.TRAINING) as drawn:
             found: Tensor = model(pair[first:last])
-            return found, not torch.equal(before, torch.get_rng_state())
+            return found, bool(drawn())
 
     (both, draws), (one, _), (other, _) = outputs(0, 2), outputs(0, 1), outputs(1, 2)
     return draws and not is_alike(both, torch.cat([one, other]))

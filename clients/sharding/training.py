@@ -34,7 +34,7 @@ from fedsign.optim.base import BlockTrainer, PartTrainer, drawing
 from fedsign.optim.displacement import unit_displacement
 from fedsign.optim.lean import made_lean
 from fedsign.records import LOST_UPDATES, Role, Tensors, TrainRequest
-from fedsign.seeding import Purpose, generator, integer, torch_seeded
+from fedsign.seeding import Purpose, generator, globals_seeded, integer
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
 from fedsign.sharding.section import ShardingSection
@@ -106,7 +106,7 @@ class ShardedTraining:
         rates = factors(workload, round=round, num_steps=steps)
         nums: list[int] = []
         losses: list[Tensor] = []
-        training = torch_seeded(integer(seed, Purpose.TRAINING, **where), device=workload.device)
+        training = globals_seeded(integer(seed, Purpose.TRAINING, **where), device=workload.device)
         self._model.train()
         if batching.freezes_norms(len(index)):
             freeze_batch_norm(self._model)  # see [Note: batches of one] in clients.batches

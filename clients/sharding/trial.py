@@ -17,6 +17,7 @@ from clients.sharding.rules import SHARDING
 from fedsign.compatibility import Chosen, Experiment, only
 from fedsign.optim.base import BlockTrainer
 from fedsign.rules import Rule
+from fedsign.seeding import Purpose, global_stream
 
 
 def _reads_whole_parameters(experiment: Experiment) -> bool:
@@ -40,7 +41,13 @@ def _tried(experiment: Experiment) -> str:
     model, samples = experiment.model, experiment.workload.dataset.train
     if len(samples) < 2:
         return ""  # a server whose sites keep their data
-    pair = samples.batch(torch.tensor([0, len(samples) - 1]))[0].to(experiment.workload.device)
+    with global_stream(0, Purpose.TRAINING) as drawn:
+        pair = samples.batch(torch.tensor([0, len(samples) - 1]))[0].to(experiment.workload.device)
+        if names := drawn():
+            return (
+                f"was given samples of data.name={experiment.config.data.name}, which draws from {' and '.join(names)} "
+                "when one is fetched, and ranks fetch different ones"
+            )
     if moved := moved_buffer(model, pair):
         return f"changes the buffer '{moved}' in a training pass, of which each rank would have another"
     if draws_otherwise(model, pair):

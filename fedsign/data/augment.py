@@ -3,7 +3,7 @@
 `flip` mirrors each image with probability 1/2.  `crop_flip` first crops a random window of the original size from the
 image padded by 4 black pixels on each side, as is usual for CIFAR (He et al. 2016, arXiv 1512.03385, section 4.2).
 Each image has its own draws.  They come from torch's global generator on the CPU, which a client's training seeds and
-restores (`fedsign.seeding.torch_stream`), so all devices use the same draws.
+restores (`fedsign.seeding.global_stream`), so all devices use the same draws.
 """
 
 from typing import Literal

@@ -23,6 +23,7 @@ from fedsign.data.normalize import IDENTITY, Normalization, Preset, measured
 from fedsign.data.target import Target, described
 from fedsign.errors import DataError
 from fedsign.former_names import warn
+from fedsign.seeding import Purpose, global_stream
 
 IntArray = npt.NDArray[np.int64]
 _CPU = torch.device("cpu")
@@ -113,7 +114,8 @@ class LazySamples:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample's features; fetches the first sample."""
-        return tuple(self.batch(torch.tensor([0]))[0].shape[1:])
+        with global_stream(0, Purpose.DATA):  # an item may draw
+            return tuple(self.batch(torch.tensor([0]))[0].shape[1:])
 
     @property
     def features(self) -> Tensor:

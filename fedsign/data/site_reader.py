@@ -27,6 +27,7 @@ from fedsign.data.normalize import IDENTITY
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.registry import KINDS
+from fedsign.seeding import Purpose, global_stream
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class SiteData:
                     f"site {site} has no data here; start its node with --node-config 'data-root=\"FOLDER\"', or "
                     "name its folder in partition.roots."
                 )
-            with _naming(f"site '{sites.name_of(config, site)}'"):
+            stream = global_stream(config.seed, Purpose.DATA, partition=site)
+            with _naming(f"site '{sites.name_of(config, site)}'"), stream:
                 whole = _read(config, root, frame)
                 # site by site, so that a site holds out the same samples wherever it is read
                 by_site[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)

@@ -5,19 +5,15 @@ Look here first when Flower changes; for Ray, see `fedsign.flower.ray_backend`.
 
 import gc
 import logging
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-
-from fedsign.seeding import Purpose, integer
 
 IN_PROCESS_RUN_ID = 1
 PARTITION_KEY = "partition-id"  # Flower's name in a node's configuration
@@ -93,17 +89,3 @@ def cheap_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-@contextmanager
-def seeded_globals(seed: int, round: int) -> Iterator[None]:
-    """A context manager: seed the global `random` and `numpy.random`, from which foreign strategies draw."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    stream = integer(seed, Purpose.FOREIGN, round=round)
-    random.seed(stream)
-    np.random.seed(stream % 2**32)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002

@@ -34,7 +34,7 @@ from fedsign.numerics import widened
 from fedsign.optim.lora import CHANGES_BASE, Adapter, Adapters, Aggregation, lora
 from fedsign.records import CohortReply, Reply, Tensors, one_by_one
 from fedsign.registry import resolve
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 from fedsign.workload import Workload
 
 _BLOCK = 2**21  # elements of a matrix that are in memory in double precision at a time
@@ -146,7 +146,7 @@ class AdapterMean(Aggregator):
 def fresh(adapters: Iterable[Adapter], like: Mapping[str, Tensor], *, seed: int, round: int) -> Tensors:
     """The adapters after a round of `flora`: A Kaiming-uniform, drawn anew, and B 0, as `lora` starts them."""
     made: Tensors = {}
-    with torch_stream(seed, Purpose.ADAPTERS, round=round):
+    with global_stream(seed, Purpose.ADAPTERS, round=round):
         for each in adapters:
             made[each.a] = torch.empty_like(like[each.a])
             nn.init.kaiming_uniform_(made[each.a], a=math.sqrt(5))

@@ -12,14 +12,14 @@ from fedsign.bilevel.forward_gradient import forward_exact
 from fedsign.bilevel.hypergradients import rgu
 from fedsign.bilevel.unroll import Problem, Tree, final_state
 from fedsign.models.gpt import GPT, gpt
-from fedsign.seeding import torch_seeded
+from fedsign.seeding import globals_seeded
 from simulations.recipes.fg2u import reading
 
 LENGTH, VOCABULARY, NUM_FEATURES = 6, 7, 3
 
 
 def small(dtype: torch.dtype = torch.float64) -> GPT:
-    with torch_seeded(0):
+    with globals_seeded(0):
         return gpt((LENGTH,), VOCABULARY, depth=2, width=4, num_heads=2, init_std=0.3).to(dtype)
 
 

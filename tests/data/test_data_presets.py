@@ -14,7 +14,7 @@ from fedsign.data.base import Dataset, Samples, normalized
 from fedsign.data.normalize import IDENTITY, Normalization, measured
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 from fedsign.workload import Workload
 
 
@@ -90,7 +90,7 @@ def test_every_image_is_a_window_of_itself_padded_by_4_black_pixels_perhaps_mirr
 ) -> None:
     """Pad the raw image, cut a window, mirror, and normalize: one of 9 x 9 x 2 results, written with NumPy."""
     raw = images()
-    with torch_stream(0, Purpose.TRAINING):
+    with global_stream(0, Purpose.TRAINING):
         found = augmented(normalization.apply(raw), "crop_flip", normalization).numpy()
     seen = set()
     for image, result in zip(raw.numpy(), found, strict=True):
@@ -113,7 +113,7 @@ def test_every_image_is_a_window_of_itself_padded_by_4_black_pixels_perhaps_mirr
 def test_flip_mirrors_half_of_the_images_and_moves_nothing() -> None:
     """200 coins: heads within 5 standard deviations, 100 +- 35."""
     raw = images()
-    with torch_stream(0, Purpose.TRAINING):
+    with global_stream(0, Purpose.TRAINING):
         found = augmented(raw, "flip", IDENTITY)
     same = [torch.equal(one, other) for one, other in zip(raw, found, strict=True)]
     mirrored = [torch.equal(one.flip(2), other) for one, other in zip(raw, found, strict=True)]
@@ -126,7 +126,7 @@ def test_augmentation_repeats_with_the_stream_and_leaves_its_input_alone() -> No
     kept = raw.clone()
     results = []
     for round in (1, 1, 2):
-        with torch_stream(0, Purpose.TRAINING, round=round):
+        with global_stream(0, Purpose.TRAINING, round=round):
             results.append(augmented(raw, "crop_flip", IDENTITY))
     assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
     assert torch.equal(raw, kept)
@@ -151,7 +151,7 @@ def test_digits_as_images_can_be_augmented() -> None:
     """The remedy of the sentence above: a batch comes back mirrored row by row, or as it was."""
     work = Workload(from_dict({"data": {"name": "digits", "flat": False, "augment": "flip"}, "model": {"name": "cnn"}}))
     batch = work.dataset.train.features[:50]
-    with torch_stream(0, Purpose.TRAINING):
+    with global_stream(0, Purpose.TRAINING):
         found = work.augment(batch)
     mirrored = [torch.equal(one.flip(2), other) for one, other in zip(batch, found, strict=True)]
     assert all(torch.equal(found[at], batch[at]) for at in range(50) if not mirrored[at])

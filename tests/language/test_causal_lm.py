@@ -18,7 +18,7 @@ from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.models.causal_lm import CausalLM
 from fedsign.numerics import Numerics
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 
 pytest.importorskip("transformers")
 transformers = llm.transformers("this test")
@@ -47,7 +47,7 @@ TIED = {"tied LLaMA", "GPT-2"}
 def network(name: str, seed: int = 0, vocabulary: int = 17) -> nn.Module:
     config = copy.deepcopy(CONFIGS[name])
     config.vocab_size = vocabulary
-    with torch_stream(seed, Purpose.MODEL):
+    with global_stream(seed, Purpose.MODEL):
         made: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     return made.eval()
 
@@ -59,7 +59,7 @@ def saved(folder: Path, name: str = "LLaMA", seed: int = 0, vocabulary: int = 17
 
 
 def build(*, length: int = 12, vocabulary: int = 17, seed: int = 0, **settings: Any) -> CausalLM:
-    with torch_stream(seed, Purpose.MODEL):
+    with global_stream(seed, Purpose.MODEL):
         model: CausalLM = plugins.build("model", "transformers", settings, (length,), vocabulary)
     return model
 
@@ -118,7 +118,7 @@ def test_activations_that_are_computed_again_give_the_same_gradients(name: str, 
             return tensor
 
         model = build(path=folder, checkpoint_activations=again).train()
-        with torch_stream(3, Purpose.TRAINING), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        with global_stream(3, Purpose.TRAINING), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             loss = model(tokens()).logsumexp(dim=-1).mean()
         loss.backward()
         gradients.append({key: parameter.grad for key, parameter in model.named_parameters()})

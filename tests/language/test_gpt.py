@@ -11,7 +11,7 @@ from fedsign import plugins
 from fedsign.errors import ConfigError
 from fedsign.models.features import classifier_of, forward_with_features
 from fedsign.models.gpt import GPT, rotated, rotations
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 
 LLAMA = {"activation": "swiglu", "norm": "rms_norm", "tied": False, "positions": "rotary", "bias": False}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def build(length: int = 12, vocabulary: int = 17, *, seed: int = 0, **settings: Any) -> GPT:
     settings = {"depth": 2, "width": 32, "num_heads": 4, **settings}
-    with torch_stream(seed, Purpose.MODEL):
+    with global_stream(seed, Purpose.MODEL):
         model: GPT = plugins.build("model", "gpt", settings, (length,), vocabulary)
     return model
 
@@ -113,7 +113,7 @@ def test_activations_that_are_computed_again_give_the_same_gradients_to_the_bit(
     gradients = []
     for again in (False, True):
         model = build(**VARIANTS[name], dropout=dropout, checkpoint_activations=again)
-        with torch_stream(3, Purpose.TRAINING):
+        with global_stream(3, Purpose.TRAINING):
             model(tokens()).logsumexp(dim=-1).mean().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

@@ -16,14 +16,14 @@ from fedsign.errors import ConfigError
 from fedsign.models.features import classifier_of
 from fedsign.models.position import Mode, PositionEncoding, attach, encoding
 from fedsign.registry import KINDS
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 
 MODES: list[Mode] = ["add", "mul"]
 MODELS = [name for name in KINDS["model"].table if name not in ("gpt", "transformers")]  # which take no images
 
 
 def build(name: str, shape: tuple[int, ...], **settings: Any) -> nn.Module:
-    with torch_stream(0, Purpose.MODEL):
+    with global_stream(0, Purpose.MODEL):
         model: nn.Module = plugins.build("model", name, settings, shape, 10)
     return model
 

@@ -22,7 +22,7 @@ from fedsign.optim.lora import Adapters, adapt
 from fedsign.partial.adapter_updates import AdapterUpdates
 from fedsign.partial.adapters import AdapterMean, LoraSettings
 from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply, roles_of, tensors_of
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 from fedsign.storage.checkpoints import load_latest
 from fedsign.workload import Workload
 from simulations import Run, run
@@ -47,7 +47,7 @@ class ByMessages(FedAvg):
 
 def model_of(name: str, aggregation: str) -> torch.nn.Module:
     model: torch.nn.Module = MODELS[name]()
-    with torch_stream(0, Purpose.ADAPTERS):
+    with global_stream(0, Purpose.ADAPTERS):
         adapt(model, SETTINGS | {"aggregation": aggregation})
     return model.double()
 

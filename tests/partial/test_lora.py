@@ -22,7 +22,7 @@ from fedsign.errors import ConfigError
 from fedsign.models.transform import plain_model
 from fedsign.optim.lora import adapt
 from fedsign.records import ObjectiveSpec, TrainReply, tensors_of
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 from fedsign.workload import Workload
 from simulations.api import run
 from tests.language.test_gpt import LLAMA
@@ -51,14 +51,14 @@ def of_transformers(kind: str) -> nn.Module:
             num_attention_heads=4,
             num_key_value_heads=2,
         )
-    with torch_stream(0, Purpose.MODEL):
+    with global_stream(0, Purpose.MODEL):
         network = library.AutoModelForCausalLM.from_config(config)
     untie(network)
     return CausalLM(network)
 
 
 def mlp() -> nn.Module:
-    with torch_stream(0, Purpose.MODEL):
+    with global_stream(0, Purpose.MODEL):
         model: nn.Module = plugins.build("model", "mlp", {"hidden": [7, 5]}, (12,), 4)
     return model
 
@@ -83,7 +83,7 @@ def inputs(name: str, seed: int = 1) -> Tensor:
 
 def adapted(name: str, seed: int = 0, **changes: Any) -> nn.Module:
     model: nn.Module = MODELS[name]()
-    with torch_stream(seed, Purpose.ADAPTERS):
+    with global_stream(seed, Purpose.ADAPTERS):
         adapt(model, SETTINGS | changes)
     return model
 

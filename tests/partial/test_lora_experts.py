@@ -14,7 +14,7 @@ from fedsign.errors import ConfigError
 from fedsign.models.causal_lm import CausalLM, untie
 from fedsign.models.transform import plain_model, transforms_of
 from fedsign.optim.lora import Adapters, _warn, adapt
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 from tests.partial.test_lora import SETTINGS
 
 if find_spec("peft") is None:
@@ -32,7 +32,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 def mixture(name: str) -> CausalLM:
     library = llm.transformers("this test")
-    with torch_stream(0, Purpose.MODEL):
+    with global_stream(0, Purpose.MODEL):
         network = library.AutoModelForCausalLM.from_config(getattr(library, f"{name}Config")(**SIZES, **MIXTURES[name]))
     untie(network)
     return CausalLM(network)
@@ -40,7 +40,7 @@ def mixture(name: str) -> CausalLM:
 
 def adapted(name: str, **changes: Any) -> CausalLM:
     model = mixture(name)
-    with torch_stream(0, Purpose.MODEL):
+    with global_stream(0, Purpose.MODEL):
         adapt(model, {**SETTINGS, **changes})
     return model
 

@@ -22,7 +22,7 @@ from fedsign.optim.bnb import quiet
 from fedsign.optim.lora import adapt
 from fedsign.optim.nf4 import NF4Linear, nf4_bytes
 from fedsign.records import ObjectiveSpec
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 from fedsign.workload import Workload
 
 quiet()
@@ -40,13 +40,13 @@ BASE: dict[str, Any] = {
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    with torch_stream(0, Purpose.MODEL):
+    with global_stream(0, Purpose.MODEL):
         return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 80, bias=False), nn.Linear(80, 3)).to(dtype)
 
 
 def adapted(dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Sequential:
     model = network(dtype)
-    with torch_stream(0, Purpose.ADAPTERS):
+    with global_stream(0, Purpose.ADAPTERS):
         adapt(model, {**LORA, **changes})
     return model
 

@@ -10,7 +10,7 @@ from clients.working_model import WorkingModel
 from fedsign.models.channels_last import laid_out
 from fedsign.models.dropout import Dropout, mask
 from fedsign.numerics import Numerics
-from fedsign.seeding import Purpose, torch_generator, torch_stream
+from fedsign.seeding import Purpose, global_stream, torch_generator
 
 NUM = 2**20
 
@@ -38,7 +38,7 @@ def test_neighbors_in_a_mask_are_independent_also_within_a_word() -> None:
 def test_a_generator_gives_what_torchs_own_gives_in_the_same_state(shape: tuple[int, ...]) -> None:
     where = {"round": 3, "partition": 4}
     own = mask(shape, 0.7, dtype=torch.float32, generator=torch_generator(0, Purpose.TRAINING, **where))
-    with torch_stream(0, Purpose.TRAINING, **where):
+    with global_stream(0, Purpose.TRAINING, **where):
         assert torch.equal(mask(shape, 0.7, dtype=torch.float32), own)
     assert own.shape == shape
 
@@ -48,7 +48,7 @@ def test_the_layer_multiplies_values_and_gradients_with_its_mask_in_any_layout(i
     layer, drawn = Dropout(0.25, inplace=inplace), []
     for layout in (lambda x: x, laid_out):
         x = layout(torch.ones(3, 4, 6, 6)).requires_grad_()
-        with torch_stream(0, Purpose.TRAINING):
+        with global_stream(0, Purpose.TRAINING):
             y = layer(x * 2)
         assert y.stride() == x.stride()
         y.sum().backward()

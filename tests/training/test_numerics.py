@@ -20,7 +20,7 @@ from fedsign.errors import ConfigError
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.numerics import Numerics
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply, tensors_of
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 from fedsign.workload import Workload
 from simulations import run
 from tests.training.requests import request
@@ -89,12 +89,12 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 
 def three_steps(name: str, settings: dict[str, Any], layout: Any, *, contrasts: bool = False) -> Tensors:
     """In float64, of one client with a stream of its own, for the dropout."""
-    with torch_stream(0, Purpose.MODEL):
+    with global_stream(0, Purpose.MODEL):
         module: nn.Module = plugins.build("model", name, settings, (3, 32, 32), 2)
     model = WorkingModel(module.double().train(), Numerics(device=CPU, channels_last=layout))
     start = {key: parameter.detach().clone() for key, parameter in model.parameters.items()}
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
-    with torch_stream(0, Purpose.TRAINING):
+    with global_stream(0, Purpose.TRAINING):
         for step in range(3):
             features, targets = drawn(5, 3, 32, 32, seed=step), torch.arange(5) % 2
             optimizer.zero_grad()

@@ -18,7 +18,7 @@ from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of, forward_with_features, recorded_features
 from fedsign.registry import KINDS
-from fedsign.seeding import Purpose, torch_stream
+from fedsign.seeding import Purpose, global_stream
 from fedsign.torchvision_shim import torchvision
 
 DIGITS, MNIST, CIFAR = (64,), (1, 28, 28), (3, 32, 32)
@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def build(name: str, shape: tuple[int, ...] = CIFAR, outputs: int = 10, *, seed: int = 0, **settings: Any) -> nn.Module:
-    with torch_stream(seed, Purpose.MODEL):
+    with global_stream(seed, Purpose.MODEL):
         model: nn.Module = plugins.build("model", name, settings, shape, outputs)
     return model
 
@@ -69,7 +69,7 @@ def test_a_model_trains_all_its_parameters_or_says_what_to_do(name: str, shape: 
     model = build(name, shape, 7)
     outputs = model(samples(2, shape))
     assert outputs.shape == (2, 7)
-    with torch_stream(0, Purpose.TRAINING):
+    with global_stream(0, Purpose.TRAINING):
         functional.cross_entropy(outputs, torch.tensor([0, 6])).backward()
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None, key
@@ -143,7 +143,7 @@ def test_torchvisions_numbers_lead_to_ours() -> None:
 
 
 def test_cnn_and_mlp_start_with_the_bits_of_their_layers_in_a_row() -> None:
-    with torch_stream(5, Purpose.MODEL):
+    with global_stream(5, Purpose.MODEL):
         by_hand = nn.Sequential(
             nn.Unflatten(1, (1, 8, 8)),
             nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
@@ -151,7 +151,7 @@ def test_cnn_and_mlp_start_with_the_bits_of_their_layers_in_a_row() -> None:
             nn.Flatten(), nn.Linear(128, 10),
         )  # fmt: skip
     assert_same_bits(tensors(build("cnn", DIGITS, seed=5)), tensors(by_hand))
-    with torch_stream(5, Purpose.MODEL):
+    with global_stream(5, Purpose.MODEL):
         by_hand = nn.Sequential(
             nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
         )  # fmt: skip
@@ -186,7 +186,7 @@ def test_a_deep_vgg_without_batch_norm_starts_alive() -> None:
 
     alive = size_of_representation()
     assert 0.5 * (3 / 512) ** 0.5 < alive < 10
-    with torch_stream(0, Purpose.MODEL):
+    with global_stream(0, Purpose.MODEL):
         for convolution in convolutions:
             convolution.reset_parameters()
             nn.init.zeros_(convolution.get_parameter("bias"))
@@ -379,7 +379,7 @@ def test_frozen_batch_norm_trains_on_a_batch_of_one_and_keeps_its_statistics() -
 @pytest.mark.parametrize("file", ["net.safetensors", "net.pt"])
 def test_resnet18_takes_torchvisions_weights_from_a_file(tmp_path: Path, file: str) -> None:
     path = tmp_path / file
-    with torch_stream(3, Purpose.MODEL):
+    with global_stream(3, Purpose.MODEL):
         imagenet = tensors(torchvision("torchvision.models").resnet18(weights=None))
     if file.endswith("safetensors"):
         save_file(imagenet, path)
@@ -431,6 +431,6 @@ def test_dropout_comes_from_the_stream_that_is_lent_and_zero_is_none() -> None:
     assert not any(isinstance(layer, nn.Dropout) for layer in build("vgg8", CIFAR, dropout=0.0).children())
     passes = []
     for seed in (0, 0, 1):
-        with torch_stream(seed, Purpose.TRAINING):
+        with global_stream(seed, Purpose.TRAINING):
             passes.append(functional_call(model, {}, (samples(2, CIFAR),)))
     assert torch.equal(passes[0], passes[1]) and not torch.equal(passes[0], passes[2])

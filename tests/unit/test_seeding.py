@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsign.seeding import Purpose, generator, integer, torch_stream
+from fedsign.seeding import Purpose, generator, global_stream, integer
 
 KEYS = list(product((0, 1, 2, 2**31, 2**32, 2**40), Purpose, (0, 1, 2, 5, 40), (0, 1, 2, 7, 49)))
 
@@ -60,12 +60,12 @@ def test_torch_stream_reproduces_and_gives_the_global_generator_back() -> None:
     expected = torch.rand(4)
 
     torch.manual_seed(123)
-    with torch_stream(0, Purpose.MODEL):
+    with global_stream(0, Purpose.MODEL):
         first = torch.rand(4)
     assert torch.equal(torch.rand(4), expected)
-    with torch_stream(0, Purpose.MODEL):
+    with global_stream(0, Purpose.MODEL):
         again = torch.rand(4)
-    with torch_stream(0, Purpose.MODEL, partition=1):
+    with global_stream(0, Purpose.MODEL, partition=1):
         other = torch.rand(4)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -73,7 +73,7 @@ def test_torch_stream_reproduces_and_gives_the_global_generator_back() -> None:
 
 def test_torch_stream_gives_the_generator_back_after_an_error() -> None:
     before = torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), torch_stream(0, Purpose.TRAINING, round=1):
+    with pytest.raises(ZeroDivisionError), global_stream(0, Purpose.TRAINING, round=1):
         torch.rand(1)
         raise ZeroDivisionError
     assert torch.equal(torch.get_rng_state(), before)
@@ -81,7 +81,7 @@ def test_torch_stream_gives_the_generator_back_after_an_error() -> None:
 
 def test_torch_stream_makes_dropout_repeatable() -> None:
     def dropped(round: int) -> torch.Tensor:
-        with torch_stream(0, Purpose.TRAINING, round=round):
+        with global_stream(0, Purpose.TRAINING, round=round):
             return torch.nn.functional.dropout(torch.ones(200))
 
     assert torch.equal(dropped(1), dropped(1))

@@ -34,7 +34,7 @@ from fedsign.bilevel.hypergradients import rgu
 from fedsign.bilevel.unroll import Problem, Tree, final_state
 from fedsign.models.gpt import gpt
 from fedsign.schedules.warmup import warmup_cosine
-from fedsign.seeding import Purpose, torch_generator, torch_stream
+from fedsign.seeding import Purpose, global_stream, torch_generator
 from simulations.recipes.base import Metrics, Verdict, below, part, recipe
 from simulations.recipes.fg2u import reading
 from simulations.recipes.fg2u.outer import adam
@@ -60,7 +60,7 @@ class Library:
     """A model and its texts."""
 
     def __init__(self, pretraining_steps: int) -> None:
-        with torch_stream(0, Purpose.MODEL):
+        with global_stream(0, Purpose.MODEL):
             network = gpt(
                 (reading.LENGTH,),
                 reading.texts().tokenizer.vocabulary_size,
