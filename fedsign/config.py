@@ -40,6 +40,7 @@ from fedsign.sections import (
     composed,
     tables,
 )
+from fedsign.storage.texts import read_marked
 from fedsign.traits import PartitionTraits, rules_of
 
 _COLUMNS = frozenset(  # keys of a record of rounds.jsonl, besides the metrics
@@ -332,10 +333,10 @@ def read_tree(table: type[Section], path: Path | None, overrides: Iterable[str])
                 f"{_reading(str(path))} in its place."
             )
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_marked(path)
         except OSError as error:
             raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:
             raise ConfigError(f"the configuration {path} is not UTF-8 text ({error}); save it as UTF-8.") from error
         data = dict(former_names.current_tree(parse_toml(text, source=str(path))))
     _assign_all(table, data, map(parse_override, overrides))
@@ -346,7 +347,7 @@ def parse_toml(text: str, *, source: str) -> dict[str, Any]:
     """TOML text as a dictionary; a syntax error becomes a ConfigError that names `source`."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
 
 

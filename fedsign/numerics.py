@@ -15,6 +15,7 @@ they take their steps is client.low_precision (`fedsign.optim.low_precision`):
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, nearest
 from fedsign.models.channels_last import laid_out
 
 Precision = Literal["float32", "bf16"]
@@ -116,18 +117,20 @@ def device_of(name: str) -> torch.device:
     Raises:
         ConfigError: the device is not available.
     """
-
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"engine.device='{name}' was given; expected auto, cpu, cuda or cuda:0.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    # torch knows other kinds, which it may have no code for, and takes cuda:1000 for a negative index
+    if not re.fullmatch(r"cpu(:0)?|cuda(:[0-9]+)?", name):
+        raise ConfigError(
+            f"engine.device='{name}' was given, but FedSign computes on CPUs and CUDA devices; expected auto, cpu, "
+            f"cuda or cuda:0.{nearest(name, ('auto', 'cpu', 'cuda'))}"
+        )
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"engine.device='{name}' was given, but torch sees no CUDA device here; use cpu or auto.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"engine.device='{name}' was given, but torch sees {torch.cuda.device_count()} CUDA devices here, "
             "numbered from 0; use one of them."
         )
-    return device
+    return torch.device(name)

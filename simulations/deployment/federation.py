@@ -17,6 +17,7 @@ import tomli_w
 from fedsign.errors import ConfigError
 from fedsign.storage.digests import digest_of
 from fedsign.storage.disk import write_text
+from fedsign.storage.texts import read_marked
 from fedsign.versions import versions
 
 FILE = "federation.toml"
@@ -157,7 +158,7 @@ def open_federation(folder: Path) -> Federation:
     """
     path = folder / FILE
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(read_marked(path))
         for site in tree["sites"]:
             if site.pop("digest", None) not in (None, _digest(site)):
                 raise ValueError(f"site {site.get('name')} is not as 'fedsign deploy' wrote it")

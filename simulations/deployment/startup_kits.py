@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from clients.deployment.settings import SiteTable, node_keys, site_tables
 from fedsign.errors import ConfigError
+from fedsign.storage.texts import read_marked
 from simulations.deployment.federation import Federation, Site, with_port
 
 SITE_FILE = "site.toml"
@@ -84,7 +85,7 @@ def open_startup_kit(folder: Path) -> StartupKit:
     """
     path = folder / SITE_FILE
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(read_marked(path))
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}); name the folder of a site's kit, as unpacked."

@@ -31,6 +31,7 @@ process that has touched it.  A worker has F, C, and the step; the server has wh
 The references are the tensors that the objective has read, and its states.  An account needs no GPU.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -164,7 +165,7 @@ def _processes(
 def kind_of(workload: Workload) -> Device:
     """The kind of device that a run is for, which need not be here."""
     device = workload.config.engine.device
-    return "cuda" if device.startswith("cuda") or device_of(device).type == "cuda" else "cpu"
+    return "cuda" if re.fullmatch("cuda(:[0-9]+)?", device) or device_of(device).type == "cuda" else "cpu"
 
 
 def _check(workload: Workload) -> None:

@@ -205,8 +205,15 @@ def test_the_loss_of_a_regression_is_the_mean_of_squares() -> None:
     assert Regression().loss(torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 4.0])).item() == 2.5
 
 
-@pytest.mark.parametrize("name", ["cuda:99x", "tpu-9000"])
-def test_an_unknown_device_is_named(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("cuda:99x", "tpu-9000", "mps", "mps:0", "xpu", "meta", "hip", "mtia", "cpu:1", "cuda:-1", "cuda:1000"),
+        *("cuda:7", "CPU", "gpu", "0", "cuda:", ""),
+    ],
+)
+def test_a_device_that_is_unknown_or_not_here_is_named(name: str) -> None:
+    """cuda:1000 is index -24 to torch, and `meta` a device without values."""
     with pytest.raises(ConfigError, match=rf"engine.device='{name}'"):
         device_of(name)
 

@@ -238,6 +238,16 @@ def test_a_damaged_key_or_partition_in_federation_toml_is_refused(federation: Fe
     assert open_federation(federation.folder).port == 8001
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_the_files_of_a_federation_are_read_as_editors_save_them(encoding: str, federation: Federation) -> None:
+    kit = federation.kit("berlin")
+    before = open_startup_kit(kit)
+    for path in (federation.folder / "federation.toml", kit / "site.toml"):
+        path.write_bytes(path.read_text(encoding="utf-8").replace("\n", "\r\n").encode(encoding))
+    assert open_federation(federation.folder) == federation
+    assert open_startup_kit(kit) == before
+
+
 @pytest.mark.parametrize(
     "folder", ["/data/a b", "/data/it's", '/data/"quoted"', "/data/ünïcode#1", "/data/back\\slash"]
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
-from fedsign.data.text.blocks import Stream
+from fedsign.data.text.blocks import Stream, text_of
 from fedsign.data.text.examples import example_of
 from fedsign.data.text.hugging_face import HuggingFace, hugging_face
 from fedsign.data.text.jsonl import jsonl
@@ -116,6 +116,11 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, sai
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(DataError, match=rf"a\.txt {said}"):
         text_folder(0, root=str(tmp_path))
+
+
+def test_the_mark_of_utf_8_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("abc\r\n".encode("utf-8-sig"))
+    assert text_of(tmp_path / "a.txt") == "abc\n"
 
 
 # --- tokenizers from a folder

@@ -557,3 +557,28 @@ def test_a_mistake_is_one_sentence_below_one_traceback() -> None:
         with pytest.raises(ConfigError) as found:
             from_dict(tree)
         assert "".join(traceback.format_exception(found.value)).count("Traceback") == 1
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_an_experiment_is_read_as_editors_save_it(encoding: str, line_end: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_bytes(f"# été{line_end}rounds = 7{line_end}seed = 3".encode(encoding))
+    found = load(tmp_path / "plan.toml")
+    assert (found.rounds, found.seed) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("rounds = 7".encode("utf-16-le"), "UTF-16 without a byte order mark"),
+        ('name = "été"'.encode("cp1252"), "save it as UTF-8"),
+        (b"\xff\xfer", "save it as UTF-8"),
+        (b"rounds = 7\nrounds = 8\n", "is not valid TOML: Cannot overwrite a value"),
+        (b"[client]\nlr = 1.0\n[client]\nlr = 2.0\n", "is not valid TOML: Cannot declare"),
+        (b"rounds = " + b"[" * 10_000, "is not valid TOML"),
+    ],
+)
+def test_a_file_that_is_no_toml_is_one_sentence(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        load(tmp_path / "plan.toml")

@@ -62,7 +62,7 @@ def text_of(file: Path) -> str:
         DataError: the file cannot be read, or is not UTF-8.
     """
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # without the mark that editors on Windows write
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8.") from error
 
