@@ -2,10 +2,15 @@
 
 It is disposable: it lies in the user's cache, outside the runs, and a deleted or damaged one is rebuilt.  A run is read
 again when the size or time of one of its files has changed, and then only the new records.
+
+[Note: damage] At the start, and whenever a query fails, the whole file is checked: SQLite's own check of its structure,
+the schema, and a digest of each entry with its facts, since a flipped bit in a text or a number breaks no structure.
 """
 
 import json
+import logging
 import os
+import shutil
 import sqlite3
 import stat
 import threading
@@ -16,14 +21,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsign.errors import ResultsError
 from fedsign.storage.digests import digest_of
+from fedsign.storage.disk import disk_errors
 from simulations.ui.facts import Facts, comparison_facts, run_facts
 from simulations.ui.files import Folder, SkippedError
 
 RUN, COMPARISON = "run", "comparison"
 _RECORDS = ("rounds.jsonl", "timings.jsonl", "findings.jsonl")
 _WATCHED = ("config.toml", *_RECORDS, "outcome.json", "tags.json", "comparison.json", "lock")
-_FACTS = b"2"  # changes with the keys that are kept of a run
+_FACTS = b"3"  # changes with the keys that are kept of a run
 _DEEPEST = 6  # comparisons/<name>/cells/<cell>/<run>
 _REST_S = 1.0  # between two looks at the folders, and at least ten times as long as a look takes
 _SCHEMA = """
@@ -31,7 +38,7 @@ PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;
 CREATE TABLE IF NOT EXISTS entries (
     id TEXT PRIMARY KEY, kind TEXT, root TEXT, within BLOB, name TEXT, parent TEXT,
-    signature TEXT, state TEXT, notes TEXT
+    signature TEXT, state TEXT, notes TEXT, digest TEXT
 );
 CREATE TABLE IF NOT EXISTS keys (key INTEGER PRIMARY KEY, name TEXT UNIQUE);
 CREATE TABLE IF NOT EXISTS facts (
@@ -40,6 +47,10 @@ CREATE TABLE IF NOT EXISTS facts (
 CREATE INDEX IF NOT EXISTS by_key ON facts (key, number, text);
 CREATE INDEX IF NOT EXISTS by_parent ON entries (parent);
 """
+_TABLES = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
+_UNREADABLE = (sqlite3.DatabaseError, ValueError, TypeError, OverflowError)  # of SQLite, and of content that is wrong
+_NO_DAMAGE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_NOMEM")
+_log = logging.getLogger("fedsign")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +89,7 @@ class Index:
         self.progress = Progress()
         of = digest_of(_FACTS, *(os.fsencode(root) for root in self.roots))
         self._file = cache / f"index-{of[:16]}.sqlite"
-        self._wake, self._looked_at, self._took_s = threading.Event(), 0.0, 0.0
+        self._wake, self._looked_at, self._took_s, self._is_doubted = threading.Event(), 0.0, 0.0, False
         self._prepare()
 
     def start(self) -> None:
@@ -92,10 +103,21 @@ class Index:
 
     @contextmanager
     def connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one thread."""
-        with closing(sqlite3.connect(self._file, timeout=30)) as connection:
-            connection.row_factory = sqlite3.Row
-            yield connection
+        """A connection for one thread.
+
+        Raises:
+            ResultsError: the index cannot be read; see [Note: damage].
+        """
+        try:
+            with closing(sqlite3.connect(self._file, timeout=30)) as connection:
+                connection.row_factory = sqlite3.Row
+                yield connection
+        except _UNREADABLE as error:
+            self._is_doubted = True
+            self._wake.set()
+            raise ResultsError(
+                f"the index of the runs could not be read ({error}); it is checked: ask again."
+            ) from error
 
     def folder(self, id: str, kind: str = RUN) -> tuple[Folder, sqlite3.Row] | None:
         """The folder and the row of an entry; None if there is none.  Only known ids lead to a folder."""
@@ -145,7 +167,7 @@ class Index:
             facts = Facts(values={"status": "damaged"}, notes=[str(error)])
         _forget(connection, each.id)
         connection.execute(
-            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 each.id,
                 each.kind,
@@ -156,6 +178,7 @@ class Index:
                 each.signature,
                 json.dumps(facts.state),
                 json.dumps(facts.notes),
+                "",
             ),
         )
         rows = []
@@ -166,33 +189,53 @@ class Index:
             is_number = isinstance(value, float)
             rows.append((each.id, keys[name], value if is_number else None, None if is_number else value))
         connection.executemany("INSERT INTO facts VALUES (?, ?, ?, ?)", rows)
+        connection.execute("UPDATE entries SET digest = ? WHERE id = ?", (_digest(connection, each.id), each.id))
 
     def _watch(self) -> None:
         while True:
             try:
+                if self._is_doubted:
+                    self._prepare()
                 self.refresh()
-            except sqlite3.DatabaseError:
-                self._prepare()
+            except ResultsError as error:
+                self.progress.skipped = [str(error)]
+                time.sleep(_REST_S)  # `connect` has asked for another look
             except OSError as error:
                 self.progress.skipped = [f"the folders could not be read: {error}."]
             self._wake.wait()
             self._wake.clear()
 
     def _prepare(self) -> None:
-        """Make the tables; a file that is no database is replaced."""
-        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for attempt in range(2):
-            try:
-                with self.connect() as connection:
-                    connection.executescript(_SCHEMA)
-                    for table in ("entries", "keys", "facts"):
-                        connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchone()
-                return
-            except sqlite3.DatabaseError:
-                if attempt:
-                    raise
-                for each in self._file.parent.glob(self._file.name + "*"):
-                    each.unlink(missing_ok=True)
+        """Make the tables; a damaged file is replaced.
+
+        Raises:
+            ResultsError: the file cannot be written.
+        """
+        with disk_errors(self._file):
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._is_doubted = False
+        try:
+            self._check()
+        except _UNREADABLE as error:
+            if getattr(error, "sqlite_errorname", "").startswith(_NO_DAMAGE):
+                raise ResultsError(f"{self._file} cannot be used ({error}); free it, or set XDG_CACHE_HOME.") from error
+            _log.warning("the index of the runs, %s, was damaged (%s), and is built again.", self._file, error)
+            for each in self._file.parent.glob(self._file.name + "*"):
+                shutil.rmtree(each) if each.is_dir() else each.unlink(missing_ok=True)
+            self._check()
+
+    def _check(self) -> None:
+        """Make the tables, and read all of them; raises one of `_UNREADABLE` by [Note: damage]."""
+        with (
+            closing(sqlite3.connect(self._file, timeout=30)) as connection,
+            closing(sqlite3.connect(":memory:")) as new,
+        ):
+            schemas = [each.executescript(_SCHEMA).execute(_TABLES).fetchall() for each in (connection, new)]
+            if schemas[0] != schemas[1] or connection.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
+                raise sqlite3.DatabaseError("its structure is not whole")
+            for id, digest in connection.execute("SELECT id, digest FROM entries"):
+                if digest != _digest(connection, id):
+                    raise sqlite3.DatabaseError("an entry has changed")
 
     def as_json(self) -> Mapping[str, Any]:
         """The progress."""
@@ -263,6 +306,18 @@ def _locked() -> frozenset[int]:
 def _forget(connection: sqlite3.Connection, id: str) -> None:
     connection.execute("DELETE FROM entries WHERE id = ?", (id,))
     connection.execute("DELETE FROM facts WHERE entry = ?", (id,))
+
+
+def _digest(connection: sqlite3.Connection, id: str) -> str:
+    """The digest of an entry and its facts, as they lie in the database."""
+    row = connection.execute("SELECT * FROM entries WHERE id = ?", (id,)).fetchone()
+    # joined by SQLite, which is faster than Python row by row
+    facts = connection.execute(
+        "SELECT group_concat(name || quote(number) || quote(text)) FROM "
+        "(SELECT name, number, text FROM facts JOIN keys USING (key) WHERE entry = ? ORDER BY key)",
+        (id,),
+    ).fetchone()
+    return digest_of(repr((*tuple(row)[:-1], facts[0])).encode("utf-8", "surrogatepass"))
 
 
 def _id(folder: Folder) -> str:

@@ -156,8 +156,9 @@ class Server:
         def body() -> Any:
             with self.index.connect() as connection:
                 facts = Listing(connection).facts([row["id"]])[row["id"]]
+                notes = json.loads(row["notes"])
             details = Details(folder).as_json()
-            details["problems"] = [*dict.fromkeys([*json.loads(row["notes"]), *details["problems"]])]
+            details["problems"] = [*dict.fromkeys([*notes, *details["problems"]])]
             has_report = folder.has("report.html")
             known = {"id": row["id"], "name": row["name"], "parent": row["parent"], "path": text_of(folder.path, 4096)}
             can_resume = not self.is_read_only and facts.get("status") in ("unfinished", "failed")

@@ -1,16 +1,20 @@
 """`fedsign ui`: the list, the overlay, a run's details, exports, and resuming, as the page asks for them."""
 
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsign.storage.results import RunFolder, create
+from simulations.ui.index import Index
+from simulations.ui.listing import Listing
 from tests.e2e.command import fedsign
 from tests.ui.served import Served, served
 from tests.unit.test_report import a_line
@@ -169,6 +173,62 @@ def test_a_damaged_index_is_built_again(ui: Served, roots: list[Path], cache: Pa
     with served(roots) as again:
         assert len(again.rows()) == 3
     assert file.read_bytes().startswith(b"SQLite")
+
+
+def content_of(index: Index) -> list[Any]:
+    """All that the index says of the runs."""
+    index.refresh()
+    with index.connect() as connection:
+        listing = Listing(connection)
+        rows = listing.rows(kind="run", sort="seed", columns=["strategy.name", "best.accuracy", "client.lr"])
+        return [rows, listing.keys([])]
+
+
+FOREIGN = "CREATE TABLE entries (id, signature); CREATE TABLE mine (x); INSERT INTO entries VALUES ('a', 'b')"
+
+
+def damages(whole: bytes) -> Iterator[tuple[str, bytes]]:
+    """One flipped byte at a time, and files that are cut, empty, or another program's."""
+    for at in range(0, len(whole), 50):
+        yield f"byte {at}", whole[:at] + bytes([whole[at] ^ 0x11]) + whole[at + 1 :]
+    for length in (0, 1, 15, 16, 100, 1024, 4096, len(whole) // 2, len(whole) - 1):
+        yield f"cut to {length}", whole[:length]
+    yield "text", b"no database" * 1000
+    with closing(sqlite3.connect(":memory:")) as other:
+        other.executescript(FOREIGN)
+        yield "another database", other.serialize()
+
+
+@pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_index_with_any_damage_is_built_again(step: int, roots: list[Path], cache: Path) -> None:
+    """A flipped byte in a text or a number breaks no structure of SQLite's, but would be shown."""
+    for seed, strategy in enumerate(("fedavg", "fedsign", "fedprox")):
+        make(roots[0], strategy, seed=seed, lr=0.1 + seed, rounds=2 + seed)
+    expected = content_of(Index(roots, cache))
+    (file,) = cache.glob("index-*.sqlite")
+    whole = file.read_bytes()
+    for what, content in [*damages(whole)][::-step]:
+        for each in cache.glob("index-*"):
+            each.unlink()
+        file.write_bytes(content)
+        assert content_of(Index(roots, cache)) == expected, what
+
+
+def test_an_index_that_is_damaged_while_it_is_served_recovers_and_says_so(
+    ui: Served, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = ui.get("/api/list")["rows"]
+    (file,) = cache.glob("index-*.sqlite")
+    for each in cache.glob("index-*"):
+        each.write_bytes(bytes(len(each.read_bytes())))
+    answer = ui.client.get("/api/list")
+    assert answer.status_code == 400 and "it is checked: ask again" in answer.json()["error"]
+    ends_at = time.monotonic() + 20
+    while (answer := ui.client.get("/api/list")).status_code != 200 or len(answer.json()["rows"]) < 3:
+        assert time.monotonic() < ends_at, answer.text
+        time.sleep(0.05)
+    assert answer.json()["rows"] == before
+    assert f"{file}, was damaged" in caplog.text and "is built again" in caplog.text
 
 
 def test_curves_are_over_rounds_bytes_or_seconds(ui: Served) -> None:
