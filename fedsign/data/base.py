@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedsign.data.normalize import IDENTITY, Normalization, Preset, measured
+from fedsign.data.pixels import values_of
 from fedsign.data.target import Target, described
 from fedsign.errors import DataError
 from fedsign.former_names import warn
@@ -318,9 +319,10 @@ def features_of(item: Any) -> Tensor:
     features = item[0] if isinstance(item, tuple | list) else item
     if not isinstance(features, Tensor):
         # a copy: np.asarray of a PIL image is read-only, which torch warns about
-        values = np.array(features)
-        if hasattr(features, "getbands"):  # a PIL image, whose array is [height, width] or [height, width, channels]
-            values = np.atleast_3d(values).transpose(2, 0, 1)
+        if hasattr(features, "getbands"):  # a PIL image
+            values = np.atleast_3d(values_of(features)).transpose(2, 0, 1)
+        else:
+            values = np.array(features)
         features = torch.from_numpy(np.ascontiguousarray(values))
     # in place: .float() of bytes has made a new tensor
     return features.float().div_(255) if features.dtype == torch.uint8 else features.float()

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -86,18 +87,19 @@ class SiteData:
             validation=_joined(held, frame) if held else None,
             class_names=frame.class_names,
             text=frame.text,
-            read_as=self._named({site: data.read_as for site, data in by_site.items()}),
-            notes=self._named({site: data.notes for site, data in by_site.items()}),
+            read_as=self._sentences("read_as", by_site, server),
+            notes=self._sentences("notes", by_site, server),
             normalization=normalizations.pop() if normalizations else IDENTITY,
         )
 
-    def _named(self, sentences: Mapping[int, tuple[str, ...]]) -> tuple[str, ...]:
-        """Sentences about sites, with the site's name."""
-        return tuple(
-            f"site '{sites.name_of(self.config, site)}': {each}"
-            for site, of_site in sentences.items()
-            for each in of_site
-        )
+    def _sentences(
+        self, kind: Literal["read_as", "notes"], by_site: Mapping[int, Dataset], server: Dataset | None
+    ) -> tuple[str, ...]:
+        """Sentences about sites, with the site's name, and about the server's test data."""
+        named = {f"site '{sites.name_of(self.config, site)}'": data for site, data in by_site.items()}
+        if server is not None:
+            named["the server's test data"] = server
+        return tuple(f"{name}: {sentence}" for name, data in named.items() for sentence in getattr(data, kind))
 
     def at_root(self, root: str, here: Collection[int] | None) -> ExperimentConfig:
         """Implements `ClientData.at_root`.

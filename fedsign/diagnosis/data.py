@@ -20,6 +20,7 @@ from fedsign.workload import Workload
 
 _APART = 100.0  # ratio of features' magnitudes
 _LARGE, _SMALL = 5.0, 0.02  # root mean square, and largest value of all features
+_DARK = 0.1  # largest pixel: 12 bits in files of 16 reach 0.0625
 _SHARE = 0.01  # of samples that are duplicates
 _GRAY_SHARE = 0.05  # ImageNet has 1 to 2 % of gray images
 
@@ -124,7 +125,7 @@ def _off_scale(data: Examined) -> Found | None:
     if columns is None or not len(data.varying) or _apart(data):
         return None
     overall = float(np.sqrt(np.square(columns.rms).mean()))
-    if overall <= _LARGE and columns.size.max() >= _SMALL:
+    if overall <= _LARGE and columns.size.max() >= (_DARK if data.sample.ndim == 4 else _SMALL):
         return None
     found = Found(low=columns.low.min(), high=columns.high.max(), what=_short(overall))
     return found._replace(remedy=_scaled(data, "unit" if data.has_pixels else "per_channel"))
@@ -189,6 +190,10 @@ def _gray(data: Examined) -> Found | None:
     num, total = data.gray
     few = min(num, total - num)
     return Found(num=num, total=total, remedy=_one_mode(data)) if few and few >= _GRAY_SHARE * total else None
+
+
+def _blank(data: Examined) -> Found | None:
+    return Found(num=data.blank[0], total=data.blank[1]) if data.blank[0] else None
 
 
 def _one_mode(data: Examined) -> str:
@@ -302,6 +307,12 @@ RULES: tuple[DataRule, ...] = (
         "image-modes",
         _gray,
         "{found.num:,} of {found.total:,} images examined are gray, the others in color",
+    ),
+    data_rule(
+        "constant-images",
+        _blank,
+        "{found.num:,} of {found.total:,} training images have one value in all pixels",
+        "look at some of them as the model receives them (workload.dataset.train.features), and correct or remove them",
     ),
     data_rule(
         "small-clients",

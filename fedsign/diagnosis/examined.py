@@ -207,6 +207,15 @@ class Examined:
         spread = (images.amax(dim=1) - images.amin(dim=1)).flatten(1).amax(dim=1)
         return int((spread < _GRAY * max(1.0, float(images.max()))).sum()), len(images)
 
+    @cached_property
+    def blank(self) -> tuple[int, int]:
+        """How many training images have one value in all pixels of each channel, and how many were examined."""
+        train = self.fetched[0]
+        if train is None or train.features.ndim != 4 or train.features[0, 0].numel() < 2:
+            return 0, 0
+        low, high = train.features.flatten(2).aminmax(dim=2)
+        return int((low == high).all(dim=1).sum()), len(train)
+
     # -- duplicates ---------------------------------------------------------------------------------------------------
 
     @cached_property

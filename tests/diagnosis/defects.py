@@ -95,6 +95,12 @@ def _gray(x: Tensor, y: Tensor, u: Tensor, v: Tensor) -> Parts:
     return x, y, u, v
 
 
+def _blank(x: Tensor, y: Tensor, u: Tensor, v: Tensor) -> Parts:
+    """Three images of one color."""
+    x[:3] = x[:3, :, 1:2, :1]
+    return x, y, u, v
+
+
 _KEPT: Callable[..., Parts] = lambda *parts: parts  # noqa: E731
 TABLES: dict[str, Callable[..., Parts]] = {
     "": _KEPT,
@@ -129,6 +135,7 @@ REMEDIES: dict[str, Callable[..., Parts]] = {  # of findings that name no settin
     "one target": lambda x, y, u, v: (x, x[:, 0], u, u[:, 0]),
     "large targets": lambda x, y, u, v: (x, (y - y.mean()) / y.std(), u, (v - y.mean()) / y.std()),
     "rare class": lambda x, y, u, v: (x, (torch.arange(len(y)) % 10 < 5).long(), u, v),
+    "blank": lambda x, y, u, v: (x[3:], y[3:], u, v),
     "gray": lambda x, y, u, v: (x[:, :1].expand(-1, 3, -1, -1), y, u[:, :1].expand(-1, 3, -1, -1), v),
 }
 IMAGES: dict[str, Callable[..., Parts]] = {
@@ -138,6 +145,8 @@ IMAGES: dict[str, Callable[..., Parts]] = {
     "gray": _gray,
     "bytes": _scaled(255.0),
     "bands": _scaled(torch.tensor([1.0, 1.0, 5000.0])[:, None, None]),
+    "12 bits in 16": _scaled(4095 / 65535),
+    "blank": _blank,
 }
 
 

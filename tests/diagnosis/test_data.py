@@ -82,6 +82,8 @@ def test_a_seeded_defect_is_the_one_finding(
         ("gray", "image-modes", "62 of 200 images examined are gray", "all of them gray or all of them color"),
         ("bytes", "feature-range", "from 0 to 255", "--set data.normalize=unit"),
         ("bands", "feature-scales", "(channel 2)", "--set data.normalize=per_channel"),
+        ("12 bits in 16", "feature-range", "from 0 to 0.06", "--set data.normalize=unit"),
+        ("blank", "constant-images", "3 of 200 training images have one value in all pixels", "look at some of them"),
     ],
 )
 def test_a_seeded_defect_of_images_is_the_one_finding(defect: str, rule: str, words: str, remedy: str) -> None:
@@ -91,7 +93,11 @@ def test_a_seeded_defect_of_images_is_the_one_finding(defect: str, rule: str, wo
 
 @pytest.mark.parametrize("name", [TABLE, IMAGES])
 def test_what_a_remedy_says_clears_the_finding(name: str) -> None:
-    rows = DEFECTS if name == TABLE else [(each, {}, "", "", "") for each in ("gray", "bytes", "bands")]
+    rows = (
+        DEFECTS
+        if name == TABLE
+        else [(each, {}, "", "", "") for each in ("gray", "bytes", "bands", "12 bits in 16", "blank")]
+    )
     for defect, changes, *_ in rows:
         data = {"name": name, "defect": defect} | ({"regression": True} if changes == REGRESSION else {})
         (finding,) = found(data, **changes)
@@ -157,7 +163,7 @@ def test_the_data_of_the_recipes_have_no_finding_with_any_seed(
 
 
 def test_the_rules_of_the_table_are_all_seeded() -> None:
-    seeded = {row[2] for row in DEFECTS} | {"image-modes", "small-clients", "unreadable-sample"}
+    seeded = {row[2] for row in DEFECTS} | {"image-modes", "constant-images", "small-clients", "unreadable-sample"}
     assert {rule.name for rule in RULES if rule not in table.RULES} == seeded, "others: test_table.py"
 
 

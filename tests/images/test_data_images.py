@@ -232,10 +232,11 @@ def test_images_are_lazy_when_they_are_large(tmp_path: Path) -> None:
     assert isinstance(image_folder(0, root=str(tmp_path), size=64).train, Samples)
 
 
-@pytest.mark.parametrize("empty", [True, False], ids=["empty class", "no folder"])
+@pytest.mark.parametrize("empty", [True, False], ids=["images alone", "no folder"])
 def test_a_folder_without_class_folders_is_a_sentence(tmp_path: Path, empty: bool) -> None:
     if empty:
-        (tmp_path / "images" / "cats").mkdir(parents=True)
+        (tmp_path / "images").mkdir(parents=True)
+        Image.new("RGB", (1, 1)).save(tmp_path / "images" / "0.png")
     with pytest.raises(DataError, match=r"images is no folder of class folders.*--set data\.root=PATH"):
         image_folder(0, root=str(tmp_path / "images"))
 
