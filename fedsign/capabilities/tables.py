@@ -9,6 +9,7 @@ CAPABILITY = Capability(
         "fedsign.data.csv",
         "fedsign.data.npz",
         "fedsign.data.parquet",
+        "fedsign.data.table_files",
     ),
     rows={
         "dataset": {

@@ -22,7 +22,7 @@ and a target without class names is a number.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -36,15 +36,15 @@ from torch import Tensor
 
 from fedsign.data.base import Dataset, Frame, Samples
 from fedsign.data.files import check_classes
-from fedsign.data.spelling import has_decimal_commas, is_number, separator_of
+from fedsign.data.spelling import are_marked, has_decimal_commas, is_number, separator_of
 from fedsign.data.splitting import train_test
+from fedsign.data.table_files import READ_AS, VECTORS, check_kinds, kind_of, read_table
 from fedsign.errors import DataError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TargetType = Literal["auto", "class", "number"]
-READ_AS = "read_as"  # attribute of a table: a sentence that says how it was read
 _MAX_TEXTS = 1000  # per column: names or ids would otherwise become as many features
 
 
@@ -109,7 +109,7 @@ def tabular(read: Callable[..., "pd.DataFrame"]) -> Callable[..., Dataset]:
 
 def _frame(settings: Mapping[str, Any]) -> Frame:
     """The frame that agreed columns determine."""
-    levels = settings["levels"] or {}
+    levels = settings.get("levels") or {}  # a setting that is None is not among them
     num_features = sum(len(levels[name]) if name in levels else 1 for name in settings["features"])
     return Frame(
         input_shape=(num_features,) if num_features else (),
@@ -124,13 +124,14 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
     Raises:
         DataError: a file or a column is missing, or cannot be trained on.
     """
-    train = test = _table(read, columns.path, "data.path")
+    train = test = read_table(read, columns.path, "data.path")
+    columns = _spread(columns, train.attrs.get(VECTORS, {}))
     read_as = [train.attrs.get(READ_AS)]
     if columns.test_path is None:
         first, second = train_test(len(train), seed, columns.test_fraction)
         train, test = train.iloc[first], train.iloc[second]
     else:
-        test = _table(read, columns.test_path, "data.test_path")
+        test = read_table(read, columns.test_path, "data.test_path")
         read_as.append(test.attrs.get(READ_AS))
     if columns.strict:
         for part, file in zip((train, test), columns.files, strict=True):
@@ -138,6 +139,7 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
     names = _feature_names(train, columns)
     _check_complete(train, [*names, columns.target, *columns.owners], columns, columns.files[0])
     _check_complete(test, [*names, columns.target], columns, columns.files[1])
+    check_kinds(train, names)
     encoded = [_encode(train, test, name, columns) for name in names]
     features = [np.concatenate([each[part] for each in encoded], axis=1) for part in (0, 1)]
     texts = [each.texts or (None,) for each in encoded]
@@ -152,26 +154,27 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
         test=Samples(features=torch.from_numpy(features[1]), targets=targets[1]),
         class_names=class_names,
         read_as=tuple(filter(None, read_as)),
+        notes=_merged(train, names, columns),
         standardized=tuple(scaled),
         feature_names=tuple(name for name, of_column in zip(names, texts, strict=True) for _ in of_column),
         feature_texts=tuple(text for of_column in texts for text in of_column),
     )
 
 
-def _table(read: Callable[[Path], "pd.DataFrame"], path: str, key: str) -> "pd.DataFrame":
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise DataError(f"there is no file {file.absolute()}; name the table with --set {key}=PATH.")
-    try:
-        table = read(file)
-    except (OSError, ValueError) as error:  # pandas and pyarrow raise ValueErrors for malformed files
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise DataError(
-            f"{file} cannot be read as a table ({reason.rstrip('.')}); correct the file or name another one."
-        ) from error
-    if not len(table):
-        raise DataError(f"{file} holds no rows; expected a first line with the columns' names and rows below it.")
-    return table
+def _spread(columns: Columns, vectors: Mapping[str, int]) -> Columns:
+    """The settings, with the columns of its numbers for each column of lists."""
+    for key, names in {"target": [columns.target], "owner": columns.owners, "categorical": columns.categorical}.items():
+        if named := next((name for name in names if name in vectors), None):
+            raise DataError(f"data.{key} names the column '{named}', which holds lists; expected one value a row.")
+
+    def spread(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(
+            part
+            for name in names
+            for part in ([f"{name}[{at}]" for at in range(vectors[name])] if name in vectors else [name])
+        )
+
+    return replace(columns, features=spread(columns.features), unused=spread(columns.unused))
 
 
 def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
@@ -194,11 +197,11 @@ def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
             f"--set 'data.levels.{unlevelled}=[\"...\"]'."
         )
     named = (columns.target, *columns.features, *columns.unused, *columns.owners)
-    extra = next((str(name) for name in table.columns if name not in named), None)
-    if extra is not None:
+    if extra := [name for name in table.columns if name not in named]:
+        which, them = ("which are", "them") if extra[1:] else ("which is", "it")
         raise DataError(
-            f"{path} has a column '{extra}', which is named neither in data.features nor in data.unused; name it in "
-            f"one of them or take it out.{nearest(extra, named)}"
+            f"{path} has {'the' if extra[1:] else 'a'} {_columns(extra)}, {which} named neither in data.features nor "
+            f"in data.unused; name {them} in one of them or take {them} out.{nearest(extra[0], named)}"
         )
 
 
@@ -209,20 +212,18 @@ def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
     # not all of the tables that lie apart need have an unused column
     unused = () if columns.strict else columns.unused
     for key, names in {**wanted, "levels": columns.levels or {}, "unused": unused, "owner": columns.owners}.items():
-        for name in names:
-            if name not in known:
-                if sum(map(is_number, known)) > len(known) / 2:
-                    raise DataError(
-                        f"data.{key} names the column '{name}', but the first line of {columns.path} holds numbers "
-                        f"({', '.join(known[:5])}, ...); insert a line with the names of the {len(known)} columns."
-                    )
-                shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-                hint = nearest(name, known)
-                if key == "target" and not hint:
-                    hint = " Name the one to predict with --set data.target=COLUMN."
+        if absent := [name for name in names if name not in known]:
+            name, what = absent[0], f"the {_columns(absent)}"
+            if sum(map(is_number, known)) > len(known) / 2:
                 raise DataError(
-                    f"data.{key} names the column '{name}', but the columns of {columns.path} are {shown}.{hint}"
+                    f"data.{key} names {what}, but the first line of {columns.path} holds numbers "
+                    f"({', '.join(known[:5])}, ...); insert a line with the names of the {len(known)} columns."
                 )
+            shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+            hint = nearest(name, known)
+            if key == "target" and not hint:
+                hint = " Name the one to predict with --set data.target=COLUMN."
+            raise DataError(f"data.{key} names {what}, but the columns of {columns.path} are {shown}.{hint}")
     if columns.owner == columns.target:
         raise DataError(
             f"data.owner={columns.owner} was given with data.target={columns.target}; a column cannot be both: name "
@@ -244,31 +245,59 @@ def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
 
 
 def _check_complete(table: "pd.DataFrame", names: list[str], columns: Columns, path: str) -> None:
-    for name in names:
-        if name not in table.columns:
-            raise DataError(f"{path} has no column '{name}', which the training rows have.")
-        column = table[name]
-        missing = column.isna().to_numpy()
-        if missing.all():
-            raise DataError(f"column '{name}' of {path} is empty; {_leave_out(name, columns)}.")
-        if num := int(missing.sum()):
-            raise DataError(
-                # the index still counts the file's rows, since .iloc kept it through the split
-                f"column '{name}' of {path} has {num} missing value{'s' if num > 1 else ''}, the first in row "
-                f"{int(table.index[missing][0]) + 1} of the data; fill in what is missing, or leave rows or "
-                "columns out (data.features)."
-            )
-        if column.dtype.kind == "f" and not np.isfinite(column.to_numpy()).all():
-            raise DataError(f"column '{name}' of {path} has infinite values; correct or leave them out.")
+    if absent := [name for name in names if name not in table.columns]:
+        raise DataError(f"{path} has no {_columns(absent)}, which the training rows have.")
+    missing = {name: table[name].isna().to_numpy() for name in names}
+    if empty := [name for name, rows in missing.items() if rows.all()]:
+        raise DataError(
+            f"{_columns(empty)} of {path} {'are' if empty[1:] else 'is'} empty; {_leave_out(empty, columns)}."
+        )
+    if gaps := [
+        # the index still counts the file's rows, since .iloc kept it through the split
+        f"column '{name}' of {path} has {num} missing value{'s' if num > 1 else ''}, the first in row "
+        f"{int(table.index[rows][0]) + 1} of the data"
+        for name, rows in missing.items()
+        if (num := int(rows.sum()))
+    ]:
+        raise DataError(f"{'; '.join(gaps)}; fill in what is missing, or leave rows or columns out (data.features).")
+    real = [name for name in names if table[name].dtype.kind == "f"]
+    if infinite := [name for name in real if not np.isfinite(table[name].to_numpy()).all()]:
+        raise DataError(
+            f"{_columns(infinite)} of {path} {'have' if infinite[1:] else 'has'} infinite values; correct or leave "
+            "them out."
+        )
 
 
-def _leave_out(name: str, columns: Columns) -> str:
-    """How to do without a column."""
-    if name in (columns.target, *columns.owners):
+def _columns(names: Sequence[str]) -> str:
+    """Columns by name, for a message."""
+    return f"column{'s' if names[1:] else ''} " + ", ".join(f"'{name}'" for name in names)
+
+
+def _leave_out(names: Sequence[str], columns: Columns) -> str:
+    """How to do without columns."""
+    if {*names} & {columns.target, *columns.owners}:
         return "fill it in, or name another column"
+    what = "them" if names[1:] else "it"
     if columns.features:
-        return "leave it out of data.features"
-    return f"leave it out: --set 'data.unused={_listed([*columns.unused, name])}'"
+        return f"leave {what} out of data.features"
+    return f"leave {what} out: --set 'data.unused={_listed([*columns.unused, *names])}'"
+
+
+def _merged(train: "pd.DataFrame", names: Iterable[str], columns: Columns) -> tuple[str, ...]:
+    """Warnings about whole numbers that are the same in float32, such as those of large ids."""
+    notes = []
+    for name in names:
+        values = train[name].to_numpy()
+        if kind_of(train[name]) != "whole" or name in columns.categorical or columns.levels_of(name) is not None:
+            continue
+        if max(abs(int(values.min())), abs(int(values.max()))) > 2**24:  # up to there, float32 has all
+            before, after = len(np.unique(values)), len(np.unique(values.astype(np.float32)))
+            if after < before:
+                notes.append(
+                    f"column '{name}' has {before:,} different whole numbers, of which float32 tells {after:,} apart; "
+                    f"subtract a constant in the file, or, if they are ids, {_leave_out([name], columns)}."
+                )
+    return tuple(notes)
 
 
 class _Encoded(NamedTuple):
@@ -282,15 +311,10 @@ class _Encoded(NamedTuple):
 
 def _encode(train: "pd.DataFrame", test: "pd.DataFrame", name: str, columns: Columns) -> _Encoded:
     """One column of training and test rows as features."""
-    kind = _kind(train[name])
-    if kind == "other":
-        raise DataError(
-            f"column '{name}' is of type {train[name].dtype}; expected numbers, texts or truth values: turn it "
-            "into numbers, or list the columns to use in data.features."
-        )
+    kind = kind_of(train[name])
     levels = columns.levels_of(name)
     if kind != "text" and name not in columns.categorical and levels is None:
-        if _kind(test[name]) in ("text", "other"):
+        if kind_of(test[name]) in ("text", "other"):
             raise DataError(
                 f"column '{name}' holds numbers in the training rows, but {test[name].dtype} in the test rows."
             )
@@ -309,7 +333,7 @@ def _encode(train: "pd.DataFrame", test: "pd.DataFrame", name: str, columns: Col
     if len(known) > _MAX_TEXTS:
         raise DataError(
             f"column '{name}' has {len(known)} different values, such as '{known[0]}', which would be as many features"
-            f"; {_leave_out(name, columns)}{_or_numbers(known)}."
+            f"; {_leave_out([name], columns)}{_or_numbers(known)}."
         )
     # a text that is not known compares equal to none, and so gives zeros
     one_hot = [(part[:, None] == known).astype(np.float32) for part in texts]  # [rows, texts]
@@ -322,6 +346,8 @@ def _as_numbers(texts: Sequence[str]) -> tuple[str, str]:
         return "separators of thousands", f"use --set 'data.thousands={mark}' (for csv), or write them without"
     if has_decimal_commas(texts):
         return "decimal commas", "use --set 'data.decimal=,' (for csv), or write them with points"
+    if are_marked(texts):
+        return "signs around them", "write plain numbers"
     return "", ""
 
 
@@ -349,7 +375,7 @@ def _targets(
     train: "pd.Series[Any]", test: "pd.Series[Any]", columns: Columns
 ) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
     """Labels with class names, or real numbers without; see [Note: columns]."""
-    kind = _kind(train)
+    kind = kind_of(train)
     if columns.class_names:
         if columns.target_type == "number" or columns.scale_target:
             raise DataError(
@@ -362,7 +388,7 @@ def _targets(
         return (agreed[0], agreed[1]), columns.class_names
     is_number = columns.target_type == "auto" and (kind == "real" or columns.strict)
     if columns.target_type == "number" or is_number:
-        if kind in ("text", "other") or _kind(test) in ("text", "other"):
+        if kind in ("text", "other") or kind_of(test) in ("text", "other"):
             raise DataError(
                 f"the target '{train.name}' holds {train.dtype}, but data.target_type=number needs numbers"
                 f"{_or_numbers(train.astype(str).to_numpy(str))}."
@@ -416,20 +442,5 @@ def _real(column: "pd.Series[Any]") -> Tensor:
 def _owners(column: "pd.Series[Any]") -> Tensor:
     """Owner indices from 0, in sorted order of the column's values."""
     # integers stay integers, so that owner 2 comes before owner 10
-    values = column.to_numpy() if _kind(column) == "whole" else column.astype(str).to_numpy(str)
+    values = column.to_numpy() if kind_of(column) == "whole" else column.astype(str).to_numpy(str)
     return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
-
-
-def _kind(column: "pd.Series[Any]") -> Literal["bool", "whole", "real", "text", "other"]:
-    from pandas.api import types
-
-    # by pandas' predicates, which also know its nullable types
-    if types.is_bool_dtype(column.dtype):
-        return "bool"
-    if types.is_integer_dtype(column.dtype):
-        return "whole"
-    if types.is_float_dtype(column.dtype):
-        return "real"
-    # object: how pandas before version 3 reads texts
-    is_text = types.is_string_dtype(column.dtype) or column.dtype.name in ("category", "object")
-    return "text" if is_text else "other"

@@ -1,12 +1,15 @@
 """A CSV file: a header with the names of the columns, then one sample per row."""
 
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedsign.data.columns import READ_AS, tabular
+from fedsign.data.columns import tabular
 from fedsign.data.spelling import DECIMAL, are_separated
+from fedsign.data.table_files import READ_AS
 from fedsign.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,20 +47,31 @@ def csv(
     mark = decimal or (DECIMAL[thousands] if thousands else ".")
 
     encoding = encoding or "utf-8"
+    if file.is_dir():
+        raise DataError(f"{file} is a folder; name one file, or write the table as parquet, which takes folders.")
     try:
         if not delimiter:
             with file.open(encoding=encoding, errors="replace") as opened:
                 header = opened.readline()
             delimiter = max(_DELIMITERS, key=header.count)  # the comma, if there is none
         # low_memory infers types chunk by chunk, and may mix numbers and texts within a column
-        table: pd.DataFrame = pd.read_csv(
+        read = partial(
+            pd.read_csv,
             file,
             sep=delimiter,
-            decimal=mark,
             encoding=encoding,
             skipinitialspace=True,  # `a, b` has a column b
             low_memory=False,
+            index_col=False,  # else rows with one field more than the header shift all columns by one
         )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table: pd.DataFrame = read(decimal=mark)
+        header = read(header=None, nrows=1, dtype=str, keep_default_na=False)
+        # pandas would number columns of one name
+        table.columns = [own or name for own, name in zip(header.iloc[0], table.columns, strict=True)]
+    except pd.errors.ParserWarning as error:
+        raise ValueError("its rows have more fields than its first line") from error
     except LookupError as error:
         raise DataError(
             f"data.encoding={encoding} is no encoding that Python knows; use one such as utf-8, cp1252, or utf-16."

@@ -9,6 +9,8 @@ _NUMBERS = {
     for mark, decimal in DECIMAL.items()
 }
 
+_AROUND = re.compile(r"\s*[%‰$€£¥]\s*|(?<=\d)[\s'’](?=\d{3}(?:\D|$))")
+
 
 def has_decimal_commas(texts: Sequence[str]) -> bool:
     """Whether all texts are numbers if the comma is the decimal mark, which at least one has.
@@ -40,6 +42,28 @@ def are_separated(texts: Iterable[str], mark: str) -> bool:
     (True, False)
     """
     return all(_NUMBERS[mark].fullmatch(text) for text in texts)
+
+
+def are_marked(texts: Sequence[str]) -> bool:
+    """Whether all texts are numbers, at least one of them with signs around or white space in it.
+
+    >>> are_marked(["12.5%", "3%"]), are_marked(["$3.50", "(12)"]), are_marked(["5 kg"]), are_marked(["3"])
+    (True, True, False, False)
+    """
+    known = [bare(text) for text in texts]
+    return known != [*texts] and (all(map(is_number, known)) or has_decimal_commas(known) or bool(separator_of(known)))
+
+
+def bare(text: str) -> str:
+    """A number without signs of percent or currency, parentheses for minus, and spaces or apostrophes of thousands.
+
+    >>> bare("12.5 %"), bare("($1,234)"), bare("1 234"), bare("a b")
+    ('12.5', '-1,234', '1234', 'a b')
+    """
+    text = text.strip().replace("\N{MINUS SIGN}", "-")
+    if re.fullmatch(r"\([^-()]+\)", text):
+        text = f"-{text[1:-1]}"
+    return _AROUND.sub("", text)
 
 
 def pointed(text: str) -> str:

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from fedsign import plugins
 from fedsign.data.base import IntArray, Samples
-from fedsign.data.spelling import are_separated, has_decimal_commas, is_number, pointed, separator_of, variants
+from fedsign.data.spelling import (
+    are_marked,
+    are_separated,
+    bare,
+    has_decimal_commas,
+    is_number,
+    pointed,
+    separator_of,
+    variants,
+)
 from fedsign.diagnosis.data_rule import DataRule, Found, data_rule, extended, found_columns
 from fedsign.diagnosis.examined import Examined
 
@@ -94,11 +103,27 @@ def _has_points(data: Examined) -> bool:
     return bool(((values - values.round()).abs() > 1e-3 + 1e-6 * values.abs().amax(dim=0)).any())
 
 
+def _marked(data: Examined) -> Found | None:
+    columns = {name: [*texts] for name, texts in _texts(data).items() if are_marked([*texts])}
+    if not columns:
+        return None
+    example = next(text for texts in columns.values() for text in texts if bare(text) != text)
+    return Found(
+        num=len(columns),
+        total=_num_columns(data),
+        what=f"{_quoted(columns)}, such as '{example}'",
+        remedy="write plain numbers in the file; numbers that are categories: --set "
+        f"'data.categorical={extended(data, 'categorical', columns)}'",
+    )
+
+
 def _mixed_numbers(data: Examined) -> Found | None:
     columns = {name: texts for name, texts in _texts(data).items() if _are_mostly_numbers(texts)}
     if not columns:
         return None
-    others = {name: _quoted(text for text in texts if not is_number(pointed(text))) for name, texts in columns.items()}
+    others = {
+        name: _quoted(text for text in texts if not is_number(pointed(bare(text)))) for name, texts in columns.items()
+    }
     shown = "; ".join(f"'{name}': {other or 'all numbers'}" for name, other in [*others.items()][:3])
     return Found(
         num=len(columns),
@@ -111,12 +136,12 @@ def _mixed_numbers(data: Examined) -> Found | None:
 
 def _are_mostly_numbers(texts: Iterable[str]) -> bool:
     known = [*texts]
-    num = sum(is_number(pointed(text)) for text in known)
+    num = sum(is_number(pointed(bare(text))) for text in known)
     return num >= max(_FEWEST_NUMBERS, len(known) - num) and not _are_numbers(known)
 
 
 def _are_numbers(texts: Sequence[str]) -> bool:
-    return has_decimal_commas(texts) or bool(separator_of(texts))
+    return has_decimal_commas(texts) or bool(separator_of(texts)) or are_marked(texts)
 
 
 def _unique_texts(data: Examined) -> Found | None:
@@ -276,6 +301,12 @@ RULES: tuple[DataRule, ...] = (
         "thousands",
         _thousands,
         "{found.num} of {found.total} columns hold numbers with separators of thousands, and were read as texts "
+        "({found.what})",
+    ),
+    data_rule(
+        "marked-numbers",
+        _marked,
+        "{found.num} of {found.total} columns hold numbers with signs around or spaces in them, and were read as texts "
         "({found.what})",
     ),
     data_rule(

@@ -95,6 +95,14 @@ DEFECTS: list[tuple[str, Change, dict[str, Any], str, str, str]] = [
         "use --set 'data.thousands=,'",
     ),
     (
+        "signs of percent",
+        lambda rows: rows.insert(0, "share", [f"{row % 90 + 0.5}%" for row in range(len(rows))]),
+        {},
+        "marked-numbers",
+        "1 of 5 columns hold numbers with signs around or spaces in them, and were read as texts ('share', such as",
+        "write plain numbers in the file",
+    ),
+    (
         "question marks",
         set_at("rooms", {3: "?", 5: "?", 9: "n.a."}),
         {},
