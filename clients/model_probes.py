@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsign.models.batch_norm import BATCH_NORMS
+from fedsign.models.outside_state import changed_outside_state
 from fedsign.numerics import is_low
 from fedsign.seeding import Purpose, global_stream
 
@@ -40,6 +41,19 @@ def is_alike(outputs: Tensor, others: Tensor) -> bool:
     if is_low(outputs):
         return bool((outputs - others).float().norm() <= 0.05 * others.float().norm())
     return torch.allclose(outputs, others, rtol=1e-3, atol=1e-5)
+
+
+def carried_state(model: nn.Module, batch: Tensor) -> str:
+    """The name of an attribute or unsaved buffer that every training pass changes; empty if there is none.
+
+    Tables that the first pass makes, such as rotary ones, are not.
+    """
+    tried = copy.deepcopy(model)
+    with torch.no_grad(), global_stream(0, Purpose.TRAINING):
+        tried(batch)
+        once = copy.deepcopy(tried)
+        tried(batch[[0] * len(batch)])  # another batch, and none of one sample, which BatchNorm refuses
+    return next(iter(changed_outside_state(tried, once)), "")
 
 
 def moved_buffer(model: nn.Module, batch: Tensor) -> str:

@@ -33,6 +33,7 @@ from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.dropout import replace_dropout
 from fedsign.models.features import forward_with_features, recorded_features
+from fedsign.models.outside_state import restore_outside_state
 from fedsign.models.transform import packing_of, prepare_training
 from fedsign.numerics import Numerics, in_full, is_low, widened
 from fedsign.objectives.base import LocalContext
@@ -205,7 +206,9 @@ class WorkingModel:
         self._begin({})
 
     def _begin(self, given: Mapping[str, Tensor]) -> None:
-        """Forget the masters, if there are any; new ones start from `given`."""
+        """Forget what outlives a load: masters, whose new ones start from `given`, and state outside `state_dict`."""
+        if given:  # whatever the last client or evaluation left behind
+            restore_outside_state(self.module)
         if self._masters is not None:
             self._masters.clear()
             self._given = given

@@ -7,6 +7,7 @@ threads.  The batch size must not depend on it either: it changes rounding.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Samples, Tokenizer
 from fedsign.metrics.base import Evaluated, MetricInputs
+from fedsign.models.outside_state import is_as_made, restore_outside_state
 from fedsign.numerics import Numerics
 from fedsign.seeding import Purpose, global_stream, globals_seeded, integer
 from fedsign.tasks.base import KeepingTask, Task
@@ -62,6 +64,7 @@ class Evaluation:
         self, model: nn.Module, samples: AnySamples, num_threads: int, on_outputs: OnOutputs | None, round: int | None
     ) -> dict[str, float]:
         targets = samples.targets
+        restore_outside_state(model)
         with torch.no_grad(), self.numerics.repeatable():
             found = self._kept(model, samples, num_threads)
             kept = found[0] if len(found) == 1 else torch.cat(found)
@@ -103,11 +106,13 @@ class Evaluation:
             # set_num_threads is thread-local too: a new thread would otherwise use all cores for its operators
             set_threads = partial(torch.set_num_threads, torch.get_num_threads())
             stream = global_stream(self.config.seed, Purpose.MEASURING)
-            with stream as drawn, ThreadPoolExecutor(num_threads, initializer=set_threads) as threads:
-                found = list(threads.map(kept_of, batches))
-                if not drawn():
+            # again in one thread if threads shared generators or the model's own state, in no fixed order
+            with suppress(Exception), stream as drawn, ThreadPoolExecutor(num_threads, initializer=set_threads) as pool:
+                found = list(pool.map(kept_of, batches))
+                if not drawn() and is_as_made(model):
                     return found
-            batches = samples.batches(self.batch_size(samples))  # again: threads share generators in no fixed order
+            restore_outside_state(model)
+            batches = samples.batches(self.batch_size(samples))
         return [kept_of(batch) for batch in batches]
 
     def batch_size(self, samples: AnySamples) -> int:

@@ -30,6 +30,7 @@ from fedsign.errors import ConfigError, DataError
 from fedsign.evaluation import Evaluation, OnOutputs
 from fedsign.extensions import extensions
 from fedsign.federation.exchange import UpdateEncoding
+from fedsign.models.outside_state import keep_outside_state
 from fedsign.models.transform import Transform, transforms_of
 from fedsign.models.weights import load_weights, scale_weights
 from fedsign.numerics import Numerics, device_of
@@ -227,6 +228,7 @@ class Workload:
         model = self._made(*data, has_values=True).to(self.device)
         for each in transforms_of(model):
             each.place(model, self._shared)
+        keep_outside_state(model)
         vars(self).setdefault("model_bytes", _num_bytes(model))
         # building another one would hold what is shared twice for a moment
         if 2 * sum(tensor.nbytes for tensor in self._shared.values()) > self.model_bytes:

@@ -12,7 +12,7 @@ from clients.cohort.loss import CohortLoss, by_autograd, penalty_gradient
 from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, CohortModel
 from clients.cohort.optim import ELEMENTWISE
 from clients.cohort.plan import CohortBatch
-from clients.model_probes import dropouts, mixes_samples, moved_buffer, shares_tensors
+from clients.model_probes import carried_state, dropouts, mixes_samples, moved_buffer, shares_tensors
 from fedsign.compatibility import STEPS_IN_FULL, Experiment, Unless
 from fedsign.data.base import Samples
 from fedsign.models.batch_norm import BATCH_NORMS
@@ -51,6 +51,8 @@ def _trial_step(workload: Workload, model: nn.Module, objective: Objective) -> s
     pair = two_samples(workload)
     if moved := moved_buffer(model, pair):
         return f"a training pass changes the buffer '{moved}', which is none of BatchNorm's"
+    if carried := carried_state(model, pair):
+        return f"a training pass changes '{carried}', which is outside the model's state_dict"
     if mixes_samples(model, pair):
         return "the model's output for a sample depends on the other samples of the batch, which may be padding"
     samples, task = cast(Samples, workload.training_samples), cast(SampleTask, workload.training_task)

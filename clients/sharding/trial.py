@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from clients.model_probes import dropouts, mixes_samples, moved_buffer
+from clients.model_probes import carried_state, dropouts, mixes_samples, moved_buffer
 from clients.sharding.layers import draws_otherwise, other_layers
 from clients.sharding.optim import rule_of
 from clients.sharding.rules import SHARDING
@@ -50,6 +50,8 @@ def _tried(experiment: Experiment) -> str:
             )
     if moved := moved_buffer(model, pair):
         return f"changes the buffer '{moved}' in a training pass, of which each rank would have another"
+    if carried := carried_state(model, pair):
+        return f"changes '{carried}' in a training pass, outside its state_dict, of which each rank would have another"
     if draws_otherwise(model, pair):
         return "draws random numbers that are not nn.Dropout's, sample by sample, and would be others on ranks"
     if mixes_samples(model, pair):
