@@ -18,6 +18,7 @@ from fedsign.report.population import Population, draw_clients, panels
 from fedsign.report.template import render
 from fedsign.report.wording import middle, plural
 from fedsign.storage.disk import write_text
+from fedsign.storage.owned import write_owned
 from fedsign.workload import Workload
 from simulations.api import environment, split_facts
 
@@ -154,9 +155,9 @@ def draw(facts: Mapping[str, Any], path: Path) -> None:
             caption=clients.caption(),
             environment=environment(),
         )
-        write_text(path, page)
+        write_owned(path, lambda staged: write_text(staged, page))
         return
     details = [f"{name}: {value} ({remark})" if remark else f"{name}: {value}" for name, value, remark in others]
     lines = [title(facts), clients.size_sentence(), *details, clients.caption()]
     above = "\n".join(fill(line, _LINE) for line in lines)
-    figures.write(partial(draw_clients, clients, title=above), path)
+    figures.write_picture(partial(draw_clients, clients, title=above), path)

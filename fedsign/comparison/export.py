@@ -13,7 +13,8 @@ DIR/
     figures/       every figure as .pdf and .svg
     paper.tex      a document with the tables and the figures
     README.txt
-Each file is written atomically, and the same summary gives the same bytes.
+    .fedsign.json  marks these files as FedSign's, so that the next export replaces them
+The same summary gives the same bytes.
 """
 
 import json
@@ -27,11 +28,23 @@ from fedsign.comparison.labels import short_label
 from fedsign.comparison.statistics_charts import Statistics, statistics
 from fedsign.comparison.summary import Summary, values_label
 from fedsign.comparison.tables import frame_of, names, pair_rows, statistics_rows, table_rows
-from fedsign.errors import ResultsError
 from fedsign.report import figures
 from fedsign.report.population import Population, draw_clients
 from fedsign.storage.disk import write_text
+from fedsign.storage.owned import MARK, check_writable, writing
 from fedsign.storage.results import Record, RunFolder
+
+PRODUCT = "export"
+_ALWAYS = (
+    "table.tex",
+    "table.csv",
+    "statistics.csv",
+    "pairs.csv",
+    "rounds.csv",
+    "cells.csv",
+    "paper.tex",
+    "README.txt",
+)
 
 _README = """\
 {name}
@@ -58,13 +71,12 @@ all seeds; with "to_target_is_bound" it is more than that, since runs have not r
 
 
 def export(summary: Summary, folder: Path) -> list[Path]:
-    """Write all files into a folder, which is created if needed; returns their paths.
+    """Write all files into a folder, which is created if needed, in place of an earlier export; returns their paths.
 
     Raises:
-        ResultsError: the folder cannot be written, or a run cannot be read.
+        ResultsError: the folder cannot be written, a file in it is not FedSign's, or a run cannot be read.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made, for the export.")
+    folder = folder.expanduser()
     results = statistics(summary)
     texts = {
         "table.tex": latex.results_table(summary),
@@ -82,13 +94,18 @@ def export(summary: Summary, folder: Path) -> list[Path]:
     shown = {f"figures/{stem}.pdf": caption for stem, (caption, _) in drawn.items()}
     texts["paper.tex"] = latex.document(summary, tables, shown)
     texts["README.txt"] = _README.format(name=summary.name, reference=summary.reference)
-    written = []
-    for name, text in texts.items():
-        write_text(folder / name, text)
-        written.append(folder / name)
-    for stem, (_, draw) in drawn.items():
-        written += figures.write(draw, *(folder / "figures" / f"{stem}.{format}" for format in ("pdf", "svg")))
-    return written
+    with writing(folder, PRODUCT) as staged:
+        written = [staged / name for name in texts]
+        for path, text in zip(written, texts.values(), strict=True):
+            write_text(path, text)
+        for stem, (_, draw) in drawn.items():
+            written += figures.write(draw, *(staged / "figures" / f"{stem}.{format}" for format in ("pdf", "svg")))
+    return [*(folder / path.relative_to(staged) for path in written), folder / MARK]
+
+
+def check_export(folder: Path) -> None:
+    """Raise ResultsError if `export` would refuse the folder, as far as its files are known before the runs."""
+    check_writable(folder, *_ALWAYS)
 
 
 def _trial_rows(summary: Summary) -> list[Record]:

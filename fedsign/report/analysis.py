@@ -22,6 +22,7 @@ from fedsign.former_names import current_record
 from fedsign.report import figures
 from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.disk import replace_file, write_text
+from fedsign.storage.owned import check_writable, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,21 +53,23 @@ class Analysis:
 
         return pd.DataFrame([*(self.summary or self.rows or [self.facts])])
 
-    def write(self, folder: Path | str) -> list[Path]:
-        """Write numbers, arrays, and figures into a folder, which is created if necessary.
+    def write(self, folder: Path | str, **texts: str) -> list[Path]:
+        """Write numbers, arrays, figures, and `texts` (stem -> TOML) into a folder, which is created if necessary.
 
         Raises:
-            ResultsError: the folder cannot be written.
+            ResultsError: the folder cannot be written, or a file of such a name is not FedSign's.
         """
-        folder = Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made.")
-        written = [folder / f"{self.kind}.json", folder / f"{self.kind}.npz"]
-        write_text(written[0], sealed_json(self.as_json()))
-        replace_file(written[1], lambda partial: _save(partial, self.arrays))
-        for name, draw in self.figures.items():
-            written += figures.write(draw, *(folder / f"{self.kind}-{name}{suffix}" for suffix in figures.SUFFIXES))
-        return written
+        folder = Path(folder).expanduser()
+        with writing(folder, self.kind) as staged:
+            written = [staged / f"{self.kind}.json", staged / f"{self.kind}.npz"]
+            write_text(written[0], sealed_json(self.as_json()))
+            replace_file(written[1], lambda partial: _save(partial, self.arrays))
+            for name, draw in self.figures.items():
+                written += figures.write(draw, *(staged / f"{self.kind}-{name}{suffix}" for suffix in figures.SUFFIXES))
+            for stem, text in texts.items():
+                written.append(staged / f"{stem}.toml")
+                write_text(written[-1], text)
+        return [folder / path.name for path in written]
 
     def _repr_html_(self) -> str:
         """For notebooks: the figures, or the table if there are none."""
@@ -78,6 +81,12 @@ class Analysis:
             {"kind": self.kind, "name": self.name, "facts": self.facts, "summary": self.summary, "curves": self.rows}
         )
         return content
+
+
+def check_folder(folder: Path, *kinds: str) -> None:
+    """Raise ResultsError if `Analysis.write` would refuse the folder for one of these kinds."""
+    pictures = (f"{kind}-*{suffix}" for kind in kinds for suffix in figures.SUFFIXES)
+    check_writable(folder, *(f"{kind}.{suffix}" for kind in kinds for suffix in ("json", "npz", "toml")), *pictures)
 
 
 def read_analysis(path: Path) -> Analysis:

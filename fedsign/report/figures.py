@@ -19,6 +19,7 @@ from fedsign.errors import ConfigError
 from fedsign.report.chart import COLORS, Axis, Chart, Series, Values, drawable
 from fedsign.report.wording import shortened
 from fedsign.storage.disk import replace_file
+from fedsign.storage.owned import check_writable, write_owned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,9 +78,10 @@ Draw = Callable[[], "Figure"]
 
 
 def check_name(path: Path, *others: str) -> None:
-    """Raise ConfigError unless the name has the suffix of a known format."""
+    """Raise ConfigError unless the name has the suffix of a known format, ResultsError if it is the user's file."""
     if path.suffix.lower() not in (*SUFFIXES, *others):
         raise ConfigError(f"--out {path} was given; expected a name that ends in {', '.join((*SUFFIXES, *others))}.")
+    check_writable(path.parent, path.name)
 
 
 @contextmanager
@@ -109,6 +111,15 @@ def write(draw: Draw, *paths: Path) -> list[Path]:
         if not _MISSING_GLYPH.match(str(each.message)):
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     return list(paths)
+
+
+def write_picture(draw: Draw, path: Path) -> None:
+    """Draw a figure where the user says.
+
+    Raises:
+        ResultsError: the file is not FedSign's, or cannot be written.
+    """
+    write_owned(path, partial(write, draw))
 
 
 def svg(draw: Draw) -> str:

@@ -60,7 +60,7 @@ def ablate(
     """
     config = prepared(strategy, api.config_of(experiment))
     rows = chosen(controls_of(method_of(config)), controls, strategy)
-    folder = Path(out or Path("ablations") / f"{config.project_name}-{strategy.replace(':', '-')}")
+    folder = Path(out or Path("ablations") / f"{config.project_name}-{strategy.replace(':', '-')}").expanduser()
     comparison = Comparison(folder)
     chosen_seeds = arguments.seeds_of(seeds, first=config.seed)
     check_seeds(chosen_seeds)

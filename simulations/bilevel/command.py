@@ -97,27 +97,25 @@ def learn(
 ) -> None:
     """Learn hyperparameters by gradients through whole rounds, on held-out samples of the server."""
     from fedsign import config as configs
-    from fedsign.storage.disk import write_text
+    from fedsign.report.analysis import check_folder
     from simulations.bilevel import learning
 
     if toml and json:
         raise ConfigError("--toml and --json were both given; expected one of them.")
     experiment = configs.load(config, overrides or [])
     options = learning.Options(names=tuple(names), steps=steps, rounds=rounds, lr=lr, method=method)
-    folder = out or Path("tuning") / f"{experiment.run_name}-learned"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
+    folder = (out or Path("tuning") / f"{experiment.run_name}-learned").expanduser()
+    check_folder(folder, "learned")
     with stoppable("the steps so far"):
         found = learning.learn(experiment, options, keep=folder)
-    written = found.write(folder)
     learned = learning.learned_config(experiment, found).to_toml()
-    file = folder / "learned.toml"
-    write_text(file, learned)
+    written = found.write(folder, learned=learned)
     if toml:
         typer.echo(learned, nl=False)
         return
-    remark = f"validation loss {found.facts['loss_before']:.4f} before, {found.facts['loss']:.4f} after\ntoml    {file}"
-    print_analysis(found, [*written, file], _row, remark, as_json=json)
+    loss, file = found.facts["loss"], written[-1]
+    remark = f"validation loss {found.facts['loss_before']:.4f} before, {loss:.4f} after\ntoml    {file}"
+    print_analysis(found, written, _row, remark, as_json=json)
 
 
 def _row(row: Any) -> dict[str, str]:

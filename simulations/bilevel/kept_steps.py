@@ -11,15 +11,21 @@ from typing import Any
 import torch
 
 from fedsign.bilevel.unroll import Tree
+from fedsign.errors import ResultsError
 from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.disk import replace_file
 
 Step = dict[str, Any]
 FILE = "steps.json"
+_SEALED = b'{\n "digest'
 
 
 class KeptSteps:
-    """The steps of an earlier call with the same digest; none if there was none, or if the file is damaged."""
+    """The steps of an earlier call with the same digest; none if there was none, or if the file is damaged.
+
+    Raises:
+        ResultsError: a file of the user has the name.
+    """
 
     def __init__(self, folder: Path, digest: str) -> None:
         self._path, self._digest = folder / FILE, digest
@@ -28,7 +34,9 @@ class KeptSteps:
         self._began_at = time.monotonic()
         try:
             content, _ = read_json(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if self._path.exists() and not _SEALED.startswith(self._path.read_bytes()[: len(_SEALED)]):
+                raise ResultsError(f"{self._path} is not FedSign's; move it away, or give another folder.") from error
             return
         if content.get("digest_of") == digest:
             self.steps, self._state = content["steps"], content["state"]

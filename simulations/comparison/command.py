@@ -3,7 +3,6 @@
 Importing this module imports neither torch nor Flower nor NumPy, so that `--help` stays fast.
 """
 
-import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsign.errors import ConfigError, ResultsError
+from fedsign.errors import ConfigError
 from simulations.options import JsonOption, Stopped, TuneSeedsOption, WorkersOption, words
 from simulations.printing import print_json
 
@@ -134,12 +133,13 @@ def compare(
     Exits with code 1 if some cells failed or diverged; the table then shows the others.
     """
     from fedsign import config as configs
+    from fedsign.comparison.export import check_export
     from fedsign.comparison.folder import PLAN
     from simulations.comparison import execution
     from simulations.comparison.request import NUM_SEEDS, STRATEGIES
 
     if export is not None:
-        _check_export(export)
+        check_export(export)
     single = (config, strategies, seeds, name, out, reference, target, validation_fraction, tune_seeds)
     many = (grid, by, overrides, extend, tune, tune_at, search)
     if resume is not None and (any(value is not None for value in single) or any(many)):
@@ -203,15 +203,6 @@ def present(comparison: Any, *, export: Path | None, json: bool, files: Mapping[
     print_summary(comparison, summary)
     for label, path in paths.items():
         print(f"{label:<8}{path}")
-
-
-def _check_export(folder: Path) -> None:
-    """Raise ResultsError now if the export would fail at the end."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise ResultsError(f"{existing} is a file; give a folder, or the name of one to be made, to --export.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ResultsError(f"{existing} cannot be written; give another folder to --export.")
 
 
 def _axes(option: str, given: list[str]) -> dict[str, list[Any]]:

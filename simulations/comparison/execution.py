@@ -118,7 +118,7 @@ def compare(
         whole = dataclasses.replace(request, trials=0, tuning_seeds=(), tuning_settings={}, search={})
         _, untuned = make_plan(base, whole, name=chosen_name, reference=reference, target=target, environment={})
         _check_parts([*untuned.values()])
-    comparison = Comparison(Path(out or folder_of(chosen_name)))
+    comparison = Comparison(Path(out or folder_of(chosen_name)).expanduser())
     return run_plan(comparison, make, workers=workers, extend=extend, retry_failed=retry_failed)
 
 

@@ -97,6 +97,8 @@ def key(
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
     if not folder.is_dir():
         raise ConfigError(f"--out {folder} is no folder; make it first.")
+    if public.exists():
+        raise ConfigError(f"{public} is there already; move it away, or name another folder.")
     public_key = keys.make_key(private, comment=site)
     public.write_text(public_key + "\n", encoding="utf-8")
     _say(f"{private}  keep it here; readable only by you")

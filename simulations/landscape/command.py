@@ -88,6 +88,7 @@ def valley(
     """Draw loss and error around a model, along noise and special directions."""
     from simulations.landscape import valley as valleys
 
+    keep = folder_of(path, out, "surface" if surface else "valley")
     with stoppable("the points so far"):
         analysis = valleys.valley(
             path,
@@ -104,7 +105,7 @@ def valley(
             seed=seed,
             model=model,
             overrides=overrides or (),
-            keep=folder_of(path, out),
+            keep=keep,
         )
     finish(analysis, path, out, _print_valley, json=json, has_section=True)
 
@@ -120,10 +121,9 @@ def trajectory(
     """Draw a training trajectory over the plane of its two principal directions."""
     from simulations.landscape import trajectory as paths
 
+    keep = folder_of(path, out, "trajectory")
     with stoppable("the points so far"):
-        analysis = paths.trajectory(
-            path, points=points, samples=samples, statistics=statistics, keep=folder_of(path, out)
-        )
+        analysis = paths.trajectory(path, points=points, samples=samples, statistics=statistics, keep=keep)
     finish(analysis, path, out, _print_trajectory, json=json, has_section=True)
 
 
@@ -141,6 +141,7 @@ def interpolate(
     """Draw loss and error on the line through two models, and report the barrier between them."""
     from simulations.landscape import interpolate as interpolation
 
+    keep = folder_of(first, out, "interpolation")
     with stoppable("the points so far"):
         analysis = interpolation.interpolate(
             first,
@@ -150,7 +151,7 @@ def interpolate(
             statistics=statistics,
             model=model,
             overrides=overrides or (),
-            keep=folder_of(first, out),
+            keep=keep,
         )
     finish(analysis, first, out, _print_path, json=json)
 
@@ -169,6 +170,7 @@ def curvature(
     """Measure the Hessian of the test loss: its trace and extreme eigenvalues."""
     from simulations.landscape import curvature as hessians
 
+    folder_of(path, out, "curvature")
     with stoppable():
         analysis = hessians.curvature(
             path,
@@ -182,12 +184,15 @@ def curvature(
     finish(analysis, path, out, _print_curvature, json=json)
 
 
-def folder_of(path: Path, out: Path | None) -> Path:
-    """The folder of an analysis."""
+def folder_of(path: Path, out: Path | None, *kinds: str) -> Path:
+    """The folder of an analysis; one of these kinds is refused now if it could not be written."""
+    from fedsign.report.analysis import check_folder
     from simulations.landscape.target import run_of
 
     run = run_of(path)
-    return out or (run.path if run else Path()) / "analysis" / ("" if run else path.stem)
+    folder = out or (run.path if run else Path()) / "analysis" / ("" if run else path.stem)
+    check_folder(folder, *kinds)
+    return folder.expanduser()
 
 
 def finish(

@@ -11,7 +11,7 @@ from simulations.printing import print_json
 
 def export(
     path: RunArgument,
-    out: Annotated[Path, typer.Option(help="Output folder; must not exist.")],
+    out: Annotated[Path, typer.Option(help="Output folder: new, empty, or of an earlier export.")],
     adapters: Annotated[
         bool, typer.Option("--adapters", help="Write only LoRA's adapters, for `peft`; the base stays where it is.")
     ] = False,

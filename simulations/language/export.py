@@ -11,10 +11,11 @@ from typing import Any
 from torch import nn
 
 from fedsign.config import ExperimentConfig
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, ResultsError
 from fedsign.models.causal_lm import CausalLM
 from fedsign.models.hugging_face import network_of
 from fedsign.models.transform import plain_model, transforms_of
+from fedsign.storage.owned import check_writable, writing
 from fedsign.workload import Workload
 from simulations.api import load_run
 
@@ -23,24 +24,29 @@ _OF_TOKENIZERS = ("tokenizer*", "*tokens*.json", "chat_template.jinja", "vocab.*
 
 
 def export(run: Path, out: Path, *, adapters: bool = False) -> dict[str, Any]:
-    """Write the evaluated model of a run's newest checkpoint into a new folder; return facts about it.
+    """Write the evaluated model of a run's newest checkpoint in place of an earlier export; return facts about it.
 
     Args:
         adapters: write only LoRA's adapters, as `peft` does.
 
     Raises:
         ResultsError: there is no such run, or it has no checkpoint yet.
-        ConfigError: the folder exists already, `transformers` has no such architecture, or the run has no adapters
+        ConfigError: the folder holds other files, `transformers` has no such architecture, or the run has no adapters
             that are all of its training.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out} is there already; name a folder that is not, or an empty one.")
+    try:
+        check_writable(out, "*")  # all of it: `transformers` reads whatever lies in the folder
+    except ResultsError as error:
+        raise ConfigError(
+            f"--out {out} is there already; name a folder that is not, or an empty one: {error}"
+        ) from error
     loaded = load_run(run)
     # before the folder is made: a run of images is refused here
     end_id = _end_id(loaded.config)
     model = loaded.model().cpu()
-    facts = _save_adapters(model, loaded.config, out) if adapters else _save_merged(model, end_id, out)
-    copied = _copy_tokenizer(loaded.config, out)
+    with writing(out, "model") as staged:
+        facts = _save_adapters(model, loaded.config, staged) if adapters else _save_merged(model, end_id, staged)
+        copied = _copy_tokenizer(loaded.config, staged)
     return {
         "folder": str(out),
         **facts,
@@ -50,7 +56,6 @@ def export(run: Path, out: Path, *, adapters: bool = False) -> dict[str, Any]:
 
 def _save_merged(model: nn.Module, end_id: int, out: Path) -> dict[str, Any]:
     network = network_of(plain_model(model), end_id=end_id)
-    out.mkdir(parents=True, exist_ok=True)
     network.save_pretrained(out)
     num = sum(parameter.numel() for parameter in network.parameters())
     return {"architecture": type(network).__name__, "parameters": num}

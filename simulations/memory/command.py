@@ -180,7 +180,7 @@ def memory(
     title = f"{work.title}, {dtype}{' with float32 masters' if masters else ''}"
     if out is not None:
         chart = estimates.chart_of(rows, title, card_bytes)
-        figures.write(partial(figures.draw, chart, width=figures.PAGE, titled=True), out)
+        figures.write_picture(partial(figures.draw, chart, width=figures.PAGE, titled=True), out)
     # of the model itself, the same for every method: adapters are not counted
     num_parameters = rows[0].num_parameters
     if json:

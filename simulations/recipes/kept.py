@@ -10,7 +10,7 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,23 @@ from fedsign.storage.digests import digest_of, read_json, sealed_json
 from fedsign.storage.disk import write_text
 from simulations.api import environment
 
+_WORKSPACE = "workspace"
 _FOLDER: ContextVar[Path | None] = ContextVar("folder of the check in progress", default=None)
 
 
 @contextmanager
 def keeping(folder: Path) -> Iterator[None]:
-    """Keep what the trainings of the block give; remove it when the block has ended."""
+    """Keep what the trainings of the block give; remove it, and no other file, when the block has ended."""
     token = _FOLDER.set(folder)
     try:
         yield
     finally:
         _FOLDER.reset(token)
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder / _WORKSPACE, ignore_errors=True)
+    for path in folder.glob(f"{'[0-9a-f]' * 16}.json*"):
+        path.unlink()
+    with suppress(OSError):  # something else is in it
+        folder.rmdir()
 
 
 @contextmanager
@@ -41,7 +46,7 @@ def workspace() -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as temporary:
             yield Path(temporary)
         return
-    folder = kept.resolve() / "workspace"
+    folder = kept.resolve() / _WORKSPACE
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     yield folder

@@ -164,7 +164,7 @@ def estimate(options: Options) -> Estimated:
     )
     estimated = Estimated(options=options, limit_bytes=limit_bytes, rows=rows)
     if options.picture is not None:
-        figures.write(
+        figures.write_picture(
             partial(figures.draw, chart_of(estimated), height=4.0, width=figures.PAGE, titled=True), options.picture
         )
     return estimated

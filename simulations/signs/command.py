@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simulations.landscape.command import ExperimentOption, ModelOption, OutOption, finish, shown
+from simulations.landscape.command import ExperimentOption, ModelOption, OutOption, finish, folder_of, shown
 from simulations.options import NumbersOption, stoppable
 from simulations.printing import print_table
 
@@ -29,6 +29,7 @@ def signs(
     """Compare the signs of models layer by layer: the fraction of parameters with equal signs."""
     from simulations.signs import pairs as comparing
 
+    folder_of(paths[0], out, "signs")
     with stoppable():
         analysis = comparing.signs(*paths, model=model, overrides=overrides or ())
     finish(analysis, paths[0], out, _print_pairs, json=json)

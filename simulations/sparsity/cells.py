@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsign.config import ExperimentConfig
-from fedsign.errors import ConfigError, EngineError, ResultsError
+from fedsign.errors import ConfigError, EngineError
 from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.disk import disk_errors, exclusive, remove_partials, write_text
+from fedsign.storage.owned import check_writable
 from simulations.jobs import Job, Team, Watcher, digest_of
 from simulations.progress import display
 
@@ -66,8 +67,7 @@ def losses_of(cells: Sequence[Cell], folder: Path, *, workers: int | None = None
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers={workers} was given, but expected 1 or more.")
-    if folder.exists() and not folder.is_dir():
-        raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
+    check_writable(folder)
     paths = [folder / "cells" / f"{cell.id}.json" for cell in cells]
     with disk_errors(folder):
         (folder / "cells").mkdir(parents=True, exist_ok=True)

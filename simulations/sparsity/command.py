@@ -66,12 +66,15 @@ def coordinates(
 ) -> None:
     """Measure the size of activations in early training, by step and density, under several parameterizations."""
     from fedsign import config as configs
+    from fedsign.report.analysis import check_folder
     from simulations.sparsity import coordinates as looking
 
     experiment, tried = configs.load(config, overrides or []), numbers("--densities", densities)
+    folder = out or Path("analysis") / experiment.run_name
+    check_folder(folder, "coordinates")
     with stoppable():
         analysis = looking.measure(experiment, schemes=words(schemes), densities=tried, seeds=seeds, steps=steps)
-    written = analysis.write(out or Path("analysis") / analysis.name)
+    written = analysis.write(folder)
     remark = (
         "ratio: to the first density, smallest and largest over seeds and modules; change: of the activations by the "
         "first step."
@@ -137,6 +140,7 @@ def transfer(
 ) -> None:
     """Find a proxy's best learning rate, or initialization, and check if it holds at other widths and densities."""
     from fedsign import config as configs
+    from fedsign.report.analysis import check_folder
     from simulations.sparsity import transfer as tuning
 
     if toml and json:
@@ -158,7 +162,8 @@ def transfer(
             f"--toml was given, but parameterization.name={scheme} is not among the schemes {schemes}; "
             "add it to --schemes."
         )
-    folder = out or Path("tuning") / experiment.run_name
+    folder = (out or Path("tuning") / experiment.run_name).expanduser()
+    check_folder(folder, "transfer")
     with stoppable("finished cells"):
         analysis = tuning.tune(experiment, options, folder, workers=workers)
     written = analysis.write(folder)

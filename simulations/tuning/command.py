@@ -97,7 +97,7 @@ def search(
         ranges=ranges_of(ranges or []),
         gradients=gradients,
     )
-    folder = out or Path("tuning") / f"{experiment.run_name}-search"
+    folder = (out or Path("tuning") / f"{experiment.run_name}-search").expanduser()
     with stoppable("finished runs"):
         comparison = tune(experiment, options, folder, workers=workers, extend=extend)
     if toml:

@@ -19,6 +19,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.metrics import is_higher_better
 from fedsign.storage.disk import write_text
+from fedsign.storage.owned import check_writable, write_owned
 from simulations.bilevel.kept_steps import FILE as STEPS
 from simulations.comparison.cells import (
     CellValue,
@@ -64,6 +65,7 @@ def tune(
     check_tuning_seeds(options.tuning_seeds, options.seeds)
     check_search(options.ranges, [config.strategy.name])
     tuned = config.replace(**{"data.validation_fraction": config.data.validation_fraction or VALIDATION_FRACTION})
+    check_writable(folder, "found.toml")
     learned = None
     if options.gradients is not None:
         budget = options.trials * len(options.tuning_seeds) * config.rounds
@@ -72,7 +74,8 @@ def tune(
         learned = options.gradients.learn(tuned, options.tuning_seeds, folder, budget=budget)
     make = partial(make_plan, config, tuned, options, learned, environment=environment(options.trials))
     comparison = run_plan(Comparison(folder), make, workers=workers, extend=extend, allowed=(FILE,))
-    write_text(folder / "found.toml", found_config(config, comparison).to_toml())
+    text = found_config(config, comparison).to_toml()
+    write_owned(folder / "found.toml", lambda staged: write_text(staged, text))
     return comparison
 
 
