@@ -34,7 +34,7 @@ from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.dropout import replace_dropout
 from fedsign.models.features import forward_with_features, recorded_features
 from fedsign.models.outside_state import restore_outside_state
-from fedsign.models.transform import packing_of, prepare_training
+from fedsign.models.transform import packing_of, prepare_training, whole_state
 from fedsign.numerics import Numerics, in_full, is_low, widened
 from fedsign.objectives.base import LocalContext
 from fedsign.optim.low_precision import Masters, StochasticRounding, Updates
@@ -70,7 +70,9 @@ class WorkingModel:
         self.roles: Final[dict[str, Role]] = roles_of(module)
         self.packing: Final = packing_of(module)
         self._rows = self.packing.masks.keys()
-        self._traveling = {name: self.packing.shape(name, own.shape) for name, own in module.state_dict().items()}
+        self._traveling = {
+            name: self.packing.shape(name, own.shape) for name, own in module.state_dict().items() if name in self.roles
+        }
         self._is_plain = _loads_plainly(module)
         has_buffers = next(module.buffers(), None) is not None
         self._tensors = None if has_buffers else module.state_dict()  # None, because modules may replace buffers
@@ -115,10 +117,10 @@ class WorkingModel:
         """Copy all tensors in; a mismatch raises as in `load_state_dict`."""
         self._begin(tensors)
         if not self._is_plain or {name: tensor.shape for name, tensor in tensors.items()} != self._traveling:
-            self.module.load_state_dict(dict(self.packing.whole(tensors)))
+            self.module.load_state_dict(whole_state(self.module, tensors))
             return
         own = self._tensors or self.module.state_dict()
-        dense = [name for name in own if name not in self._rows]
+        dense = [name for name in self.roles if name not in self._rows]
         torch._foreach_copy_([own[name] for name in dense], [tensors[name] for name in dense])
         for name in self._rows:
             self.packing.put(name, tensors[name], own[name])
@@ -184,7 +186,7 @@ class WorkingModel:
     def tensors(self) -> Tensors:
         """The reply's tensors in sent form; dense ones alias the model until the next `load` or step."""
         own = self._tensors or self.module.state_dict()
-        detached = {name: tensor.detach() for name, tensor in own.items() if self.sent is None or name in self.sent}
+        detached = {name: own[name].detach() for name in self.roles if self.sent is None or name in self.sent}
         if self._masters is not None:
             detached = {name: self._exact(name, tensor) for name, tensor in detached.items()}
         return self.packing.packed(detached) if self._rows else detached
@@ -262,7 +264,7 @@ class BorrowingModel(WorkingModel):
             return
         self.release()
         self._begin(tensors)
-        for name, parameter in self._all_parameters.items():
+        for name, parameter in self.parameters.items():
             given, is_row = tensors[name].detach(), name in self._rows
             if self._may_borrow(given, parameter) and not is_row:
                 # .data, because the optimizer and tied layers hold on to the Parameter object
@@ -279,7 +281,7 @@ class BorrowingModel(WorkingModel):
                 self._copied.add(parameter)  # to be dropped by `release`
         if self._has_buffers:
             for name, tensor in self.module.state_dict().items():
-                if self.roles[name] is Role.BUFFER:  # never borrowed: a forward pass writes into them
+                if self.roles.get(name) is Role.BUFFER:  # never borrowed: a forward pass writes into them
                     tensor.copy_(tensors[name])
 
     def own(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -193,12 +193,27 @@ def _unbound(stack: Tensors, num: int) -> list[Tensors]:
     return [dict(zip(stack, row, strict=True)) for row in zip(*columns, strict=True)] if columns else [{}] * num
 
 
+def ties_of(model: nn.Module) -> dict[str, str]:
+    """Further names of tied tensors in the `state_dict` -> the first one, the only one that is sent and stored."""
+    named = {
+        **dict(model.named_buffers(remove_duplicate=False)),
+        **dict(model.named_parameters(remove_duplicate=False)),
+    }
+    first: dict[int, str] = {}
+    own = {name: id(named[name]) for name in model.state_dict() if name in named}
+    return {name: kept for name, key in own.items() if (kept := first.setdefault(key, name)) != name}
+
+
 def roles_of(model: nn.Module) -> dict[str, Role]:
-    """The role of every tensor of the model, in `state_dict` order."""
+    """The role of every tensor of the model, tied ones once, in `state_dict` order."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return {name: Role.PARAMETER if name in parameters else Role.BUFFER for name in model.state_dict()}
+    ties = ties_of(model)
+    return {
+        name: Role.PARAMETER if name in parameters else Role.BUFFER for name in model.state_dict() if name not in ties
+    }
 
 
 def tensors_of(model: nn.Module) -> Tensors:
-    """A detached copy of a model's tensors."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    """A detached copy of a model's tensors, tied ones once."""
+    ties = ties_of(model)
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if name not in ties}

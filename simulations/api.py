@@ -30,7 +30,7 @@ from fedsign.data.partition.lazy import counted_clients
 from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.extensions import extensions
 from fedsign.former_names import current_tree
-from fedsign.models.transform import packing_of
+from fedsign.models.transform import whole_state
 from fedsign.records import ObjectiveSpec
 from fedsign.sections import tables
 from fedsign.seeding import Purpose, global_stream
@@ -95,7 +95,7 @@ class Run:
         if checkpoint is None:
             raise ResultsError(f"{self.path} has no checkpoint yet; resume it with 'fedsign run --resume {self.path}'.")
         model = Workload(self.config).make_model()
-        model.load_state_dict(dict(packing_of(model).whole(checkpoint.evaluated or checkpoint.served)))
+        model.load_state_dict(whole_state(model, checkpoint.evaluated or checkpoint.served))
         return model.eval()
 
     def final(self, metric: str, *, last: int = 5) -> float | None:

@@ -30,6 +30,7 @@ from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.models.transform import whole_state
 from fedsign.numerics import is_low
 from fedsign.optim.low_precision import round_stochastically
 from fedsign.records import Failure, Role, Tensors
@@ -111,8 +112,7 @@ class RoundLoop:
         while not self._is_over:
             self.round += 1
             self._run_round()
-        whole = self._model.packing.whole(self._evaluated)
-        checkpoints.save_model(self.folder.path / "model.safetensors", whole)
+        checkpoints.save_model(self.folder.path / "model.safetensors", whole_state(self._model.module, self._evaluated))
 
     @property
     def _is_over(self) -> bool:
@@ -145,7 +145,7 @@ class RoundLoop:
         for metrics in columns:
             record |= metrics
         for hook in self._hooks:
-            hook.evaluated(record, partial(self._model.packing.whole, self._evaluated))
+            hook.evaluated(record, partial(whole_state, self._model.module, self._evaluated))
         self._write(record, timings, evaluated)
 
     def _train(self) -> Traffic:
@@ -322,8 +322,10 @@ class RoundLoop:
         self.round = checkpoint.round
         # a run from before client.low_precision may have checkpoints in bf16
         types = {name: tensor.dtype for name, tensor in self._served.items()}
-        self._served = {name: tensor.to(types[name]) for name, tensor in checkpoint.served.items()}
-        self._evaluated = checkpoint.evaluated or self._served
+        # nor were tied tensors stored only once
+        self._served = {name: tensor.to(types[name]) for name, tensor in checkpoint.served.items() if name in types}
+        own = {name: tensor for name, tensor in (checkpoint.evaluated or {}).items() if name in types}
+        self._evaluated = own or self._served
         facts = dict(checkpoint.facts)
         owners = {int(client): site for client, site in facts.pop(_OWNERS, {}).items()}
         if self._encoding is not None:

@@ -232,7 +232,7 @@ class _Round:
 
 def _received(model: nn.Module, packing: Packing, tensors: Tensors) -> tuple[Tensors, Tensors]:
     """The received parameters and buffers on the device, in the model's dtypes."""
-    own, whole = model.state_dict(), packing.whole(tensors)
+    own, whole = model.state_dict(), packing.whole(tensors)  # without tied ones: `clients.cohort.trial` refuses them
     if {name: tensor.shape for name, tensor in tensors.items()} != {
         name: packing.shape(name, tensor.shape) for name, tensor in own.items()
     }:

@@ -61,7 +61,8 @@ def _trial_step(workload: Workload, model: nn.Module, objective: Objective) -> s
     theta = {name: torch.stack([tensor, tensor + 0.5]).requires_grad_() for name, tensor in received.items()}
     state = objective.initial_state(received) if objective.has_state else {}
     sizes = {name: tensor.numel() for name, tensor in received.items()}
-    alone = LocalContext(received=received, state=state, shared={}, unit_displacement=1.0, sizes=sizes)
+    shared = {name: torch.ones_like(tensor) for name, tensor in received.items()}  # which a strategy may send
+    alone = LocalContext(received=received, state=state, shared=shared, unit_displacement=1.0, sizes=sizes)
     context = cohort_context([alone, replace(alone, unit_displacement=2.0)])
     targets = samples.targets[:1].expand(2, 2).contiguous()
     weights = torch.full((2, 2), 0.5, device=pair.device, dtype=next(iter(received.values())).dtype)

@@ -136,11 +136,12 @@ class ShardedTraining:
         """The reply's tensors in sent form, by the names of `clients.sharding.payload`: trained parameters and buffers,
         and those of the objective.  All ranks must exhaust the iterator.
         """
-        sent = self._roles.keys() - self._frozen if self._trained is None else self._trained
+        sent = self._roles.keys() - self._frozen if self._trained is None else self._roles.keys() & self._trained
         for name in sent & self._untrained:  # as they were received, which may be in float32
             yield payload_key(MODEL, name), self._received[name]
         for name, value in self._sharded.values(sent - self._untrained):
-            yield from self._packed(MODEL, name, value)
+            if name in self._roles:  # tied ones come under each name
+                yield from self._packed(MODEL, name, value)
         for name, tensor in self._model.state_dict().items():
             if self._is_buffer(name):
                 yield payload_key(MODEL, name), tensor.to(self._sent_dtype(tensor))
@@ -153,7 +154,10 @@ class ShardedTraining:
         tensors = {
             payload_key(MODEL, name): self._outlined(name, tensor, self._sent_dtype(tensor))
             for name, tensor in self._model.state_dict().items()
-            if self._is_buffer(name) or (name not in self._frozen and (self._trained is None or name in self._trained))
+            if name in self._roles
+            and (
+                self._is_buffer(name) or (name not in self._frozen and (self._trained is None or name in self._trained))
+            )
         }
         trained = dict(self._sharded.trained_parameters())
         for kind in self._results():
@@ -192,7 +196,7 @@ class ShardedTraining:
         return widened(tensor.dtype) if self._workload.numerics.low_precision == "master" else tensor.dtype
 
     def _is_buffer(self, name: str) -> bool:
-        return name not in self._frozen and self._roles[name] is Role.BUFFER
+        return name not in self._frozen and self._roles.get(name) is Role.BUFFER
 
     def _step(self, batch: Tensor, drawer: torch.optim.Optimizer | None) -> Tensor:
         """A local step on all ranks together; returns this rank's part of the batch's mean loss.

@@ -19,7 +19,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.normalize import Normalization
 from fedsign.errors import DataError, EngineError
-from fedsign.models.transform import packing_of
+from fedsign.models.transform import sent_tensors
 from fedsign.transport.connection import Message
 from fedsign.transport.process import ChildProcess, close_all
 from fedsign.transport.tensors import Layout, SharedFile, Slots, slot_bytes_of
@@ -78,7 +78,7 @@ class TrainingProcesses:
             )
         self._workload, self._module, self._name, self._logs = workload, module, name, logs
         model = model or workload.make_model()
-        sent = packing_of(model).packed(model.state_dict())
+        sent = sent_tensors(model)
         self.model_bytes = sum(tensor.nbytes for tensor in sent.values())
         self.models = Slots("models", slot_bytes_of(sent))
         self.replies = Slots("replies", clients_per_reply * slot_bytes_of(sent))

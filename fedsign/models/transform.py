@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from fedsign.records import Tensors
+from fedsign.records import Tensors, ties_of
 from fedsign.sections import OptimizerPart
 
 _ATTRIBUTE: Final = "_fedsign_transforms"
@@ -97,6 +97,18 @@ def packing_of(model: nn.Module) -> Packing:
     """The model's packing: the first one with masks, or the default."""
     packings = (transform.packing(model) for transform in transforms_of(model))
     return next((packing for packing in packings if packing.masks), Packing())
+
+
+def sent_tensors(model: nn.Module) -> Tensors:
+    """The tensors of a model as they are sent: in sent form, tied ones once."""
+    ties = ties_of(model)
+    return packing_of(model).packed({name: own for name, own in model.state_dict().items() if name not in ties})
+
+
+def whole_state(model: nn.Module, sent: Mapping[str, Tensor]) -> Tensors:
+    """The `state_dict` of a model that holds `sent`: whole tensors, tied ones under each name."""
+    whole = packing_of(model).whole(sent)
+    return {**whole, **{name: whole[first] for name, first in ties_of(model).items() if first in whole}}
 
 
 def prepare_training(model: nn.Module) -> None:

@@ -20,7 +20,7 @@ from fedsign.errors import ConfigError, ResultsError
 from fedsign.federation.aggregation import is_finite
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.vector import Layout
-from fedsign.models.transform import packing_of
+from fedsign.models.transform import sent_tensors, whole_state
 from fedsign.models.weights import load_weights, read_tensors
 from fedsign.records import Tensors
 from fedsign.seeding import Purpose, generator
@@ -60,7 +60,7 @@ class Target:
         """Return the model with its weights, in evaluation mode."""
         model = self.workload.make_model()
         # sparse models are stored as their remaining weights
-        model.load_state_dict(dict(packing_of(model).whole(self.tensors)))
+        model.load_state_dict(whole_state(model, self.tensors))
         return model.eval()
 
     @cached_property
@@ -218,7 +218,7 @@ def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Target:
     module = workload.make_model()
     load_weights(module, path)
     # packed like a run's, so that `Target.model` unpacks both
-    return Target(source=path, workload=workload, tensors=packing_of(module).packed(module.state_dict()), run=None)
+    return Target(source=path, workload=workload, tensors=sent_tensors(module), run=None)
 
 
 def _last_model(run: RunFolder) -> Tensors:

@@ -44,7 +44,8 @@ class Sizes:
     @classmethod
     def of(cls, model: WorkingModel, numerics: Numerics, size_of: SizeOf) -> Self:
         """The sizes under a run's numerics."""
-        module, tensors = model.module, model.module.state_dict()
+        module = model.module
+        tensors = {name: tensor for name, tensor in module.state_dict().items() if name in model.roles}
         has_masters = model.has_masters
         nums = {name: model.packing.shape(name, tensor.shape).numel() for name, tensor in tensors.items()}
         held = sum(size_of(tensor.nbytes) for tensor in (*module.parameters(), *module.buffers()))

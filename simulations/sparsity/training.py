@@ -18,7 +18,7 @@ from clients.trainer import SequentialTrainer, check_training
 from fedsign.config import ExperimentConfig, from_dict, from_toml
 from fedsign.data.client_data import client_data_of
 from fedsign.errors import ConfigError, RoundError
-from fedsign.models.transform import packing_of
+from fedsign.models.transform import packing_of, whole_state
 from fedsign.records import ObjectiveSpec, TrainRequest, tensors_of
 from fedsign.storage.results import final_value
 from fedsign.traits import EngineTraits
@@ -131,7 +131,7 @@ def _trained(workload: Workload) -> nn.Module:
     with tempfile.TemporaryDirectory() as states:
         # no copies: the model is not used again by the trainer
         reply = SequentialTrainer(workload, copies=False).train(request, ClientStore(Path(states)))
-        model.load_state_dict({**model.state_dict(), **packing.whole(reply.tensors)})  # LISA replies with a part
+        model.load_state_dict({**model.state_dict(), **whole_state(model, reply.tensors)})  # LISA replies with a part
     return model
 
 

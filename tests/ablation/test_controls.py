@@ -225,3 +225,23 @@ def test_too_few_norms_and_unknown_settings_are_one_sentence(tmp_path: Path) -> 
         norms(tmp_path, {"weight_norms": [1.0, 1.0]})
     with pytest.raises(ConfigError, match="gama"):
         Control(objective="sign_push", settings={"gama": 0.1})
+
+
+@pytest.mark.needs("cohort")
+def test_random_signs_push_a_cohort_like_one_client_after_another(tmp_path: Path) -> None:
+    losses = []
+    for path in ("sequential", "cohort"):
+        settings = {"sign": "random", "gamma": 0.01}
+        done = run(
+            {
+                "rounds": 2,
+                "callbacks": [],
+                "partition": {"num_clients": 4, "alpha": 1.0},
+                "server": {"cohort_size": 4},
+                "client": {"local_steps": 3, "path": path},
+                "strategy": {"name": "control", "objective": "sign_push", "settings": settings},
+                "results": {"root": str(tmp_path / path)},
+            }
+        )
+        losses.append([line["loss"] for line in done.rounds])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsign.config import from_dict
-from fedsign.models.transform import packing_of
+from fedsign.models.transform import sent_tensors
 from fedsign.workload import Workload
 from simulations.recipes.base import Metrics, Verdict, at_least, at_most, part, recipe, within
 from simulations.recipes.cells import all_rounds, best_settings, final_values, mean_interval, mean_ratio
@@ -247,5 +247,5 @@ def _tuned(quick: bool) -> dict[str, float]:
 def _num_weights(density: float) -> int:
     """Count the weights of all matrix products: the remaining hidden ones, and the tied head."""
     model = Workload(from_dict(cell("smupar", density, 1.0))).make_model()
-    there = packing_of(model).packed(model.state_dict())
+    there = sent_tensors(model)
     return sum(there[name].numel() for name in (*hidden(model), "embedding.weight"))
