@@ -24,6 +24,11 @@ def shares_tensors(model: nn.Module) -> bool:
     return not set(model.state_dict()) <= {*dict(model.named_parameters()), *dict(model.named_buffers())}
 
 
+def complex_parameter(model: nn.Module) -> str:
+    """The name of the first complex parameter; empty if there is none."""
+    return next((name for name, parameter in model.named_parameters() if parameter.is_complex()), "")
+
+
 def mixes_samples(model: nn.Module, pair: Tensor) -> bool:
     """Whether an output depends on the other sample of two [2, ...], apart from BatchNorm and dropout."""
     still = copy.deepcopy(model)

@@ -94,9 +94,24 @@ def is_low(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.itemsize < 4
 
 
+def is_inexact(tensor: Tensor) -> bool:
+    """Whether a tensor holds floating-point or complex numbers, which are averaged; others count or mark something."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor [...] as its parts [..., 2], as torch's optimizers see it; any other unchanged."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def as_kind_of(like: Tensor, values: Tensor) -> Tensor:
+    """The inverse of `as_real` for values that belong to `like`."""
+    return torch.view_as_complex(values.contiguous()) if like.is_complex() else values
+
+
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """The dtype itself, but at least float32 for a floating-point one."""
-    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
+    """The dtype itself, but at least float32 or complex64 for a floating-point or complex one."""
+    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point or dtype.is_complex else dtype
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.models.transform import whole_state
-from fedsign.numerics import is_low
+from fedsign.numerics import is_inexact, is_low
 from fedsign.optim.low_precision import round_stochastically
 from fedsign.records import Failure, Role, Tensors
 from fedsign.seeding import Purpose, generator, global_stream, torch_generator
@@ -231,7 +231,7 @@ class RoundLoop:
         if is_served and self._config.client.low_precision == "stochastic":
             tensors = {**tensors, **self._rounded(tensors)}
         return {
-            name: tensor.to(model[name].dtype) if model[name].is_floating_point() else model[name]
+            name: tensor.to(model[name].dtype) if is_inexact(model[name]) else model[name]
             for name, tensor in tensors.items()
         }
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedsign import plugins
 from fedsign.errors import RoundError
 from fedsign.federation.aggregation import norm_of
+from fedsign.numerics import as_kind_of, as_real, is_inexact
 from fedsign.records import CohortRequest, ObjectiveSpec, Tensors
 from fedsign.seeding import Purpose, named_words
 from strategies.base import Aggregate, Strategy, Weighting
@@ -71,14 +72,15 @@ class Control(Strategy):
 
 
 def random_signs(tensors: Tensors, seed: int) -> Tensors:
-    """Draw +1 or -1 for each element of the floating-point tensors."""
+    """Draw +1 or -1 for each element of the floating-point tensors, and for each part of complex ones."""
 
     def drawn(name: str, tensor: Tensor) -> Tensor:
         # the top bit; by tensor name, so that signs do not depend on the order of the tensors
-        bits = named_words(seed, Purpose.SIGNS, name, num=tensor.numel()) >> 31
-        return torch.from_numpy(2 * bits.astype(np.int8) - 1).view(tensor.shape).to(tensor)
+        parts = as_real(tensor)
+        bits = named_words(seed, Purpose.SIGNS, name, num=parts.numel()) >> 31
+        return as_kind_of(tensor, torch.from_numpy(2 * bits.astype(np.int8) - 1).view(parts.shape).to(parts))
 
-    return {name: drawn(name, tensor) for name, tensor in tensors.items() if tensor.is_floating_point()}
+    return {name: drawn(name, tensor) for name, tensor in tensors.items() if is_inexact(tensor)}
 
 
 def _ratio(norms: Norms, round: int, norm: float, key: str) -> float:

@@ -12,7 +12,7 @@ from clients.cohort.loss import CohortLoss, by_autograd, penalty_gradient
 from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, CohortModel
 from clients.cohort.optim import ELEMENTWISE
 from clients.cohort.plan import CohortBatch
-from clients.model_probes import carried_state, dropouts, mixes_samples, moved_buffer, shares_tensors
+from clients.model_probes import carried_state, complex_parameter, dropouts, mixes_samples, moved_buffer, shares_tensors
 from fedsign.compatibility import STEPS_IN_FULL, Experiment, Unless
 from fedsign.data.base import Samples
 from fedsign.models.batch_norm import BATCH_NORMS
@@ -161,6 +161,10 @@ RULES: tuple[Rule[Experiment], ...] = (
     Rule(
         lambda experiment: not isinstance(experiment.workload.training_task, SampleTask),
         "task={config.task} cannot be stacked: it has no method `losses`, which gives the loss of every sample",
+    ),
+    Rule(
+        lambda experiment: complex_parameter(experiment.model),
+        "model.name={config.model.name} has a complex parameter '{found}', and stacks are of real numbers",
     ),
     Rule(_tried, "{found}"),
 )

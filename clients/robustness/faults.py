@@ -14,6 +14,7 @@ import torch
 
 from clients.middleware import ClientMiddleware
 from clients.robustness.section import FaultsSection
+from fedsign.numerics import is_inexact
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest
 from fedsign.seeding import Purpose, generator
 
@@ -61,6 +62,6 @@ class Faults(ClientMiddleware):
 
 def _with_nan(reply: TrainReply) -> TrainReply:
     """Fill the first floating-point tensor with NaN, as after a divergence."""
-    name = next(name for name, tensor in reply.tensors.items() if tensor.is_floating_point())
+    name = next(name for name, tensor in reply.tensors.items() if is_inexact(tensor))
     spoilt = torch.full_like(reply.tensors[name], float("nan"))
     return replace(reply, tensors={**reply.tensors, name: spoilt})

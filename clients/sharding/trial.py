@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from clients.model_probes import carried_state, dropouts, mixes_samples, moved_buffer
+from clients.model_probes import carried_state, complex_parameter, dropouts, mixes_samples, moved_buffer
 from clients.sharding.layers import draws_otherwise, other_layers
 from clients.sharding.optim import rule_of
 from clients.sharding.rules import SHARDING
@@ -123,6 +123,10 @@ RULES: tuple[Rule[Experiment], ...] = (
         _shares_blocks,
         "model.name={config.model.name} shares parameters between a block and other layers, "
         "which are frozen at other times",
+    ),
+    Rule(
+        lambda experiment: complex_parameter(experiment.model),
+        "model.name={config.model.name} has a complex parameter '{found}', which the ranks would leave untrained",
     ),
     Rule(_tried, "model.name={config.model.name} {found}"),
 )

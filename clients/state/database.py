@@ -16,6 +16,7 @@ from safetensors.torch import load, save
 
 from fedsign.errors import ClientStateError
 from fedsign.records import Tensors
+from fedsign.storage.checkpoints import restored, storable
 from fedsign.storage.digests import digest_of
 from fedsign.storage.disk import disk_errors, disk_full, sync
 
@@ -57,7 +58,7 @@ class StateDatabase:
             # rows of older versions have no digest
             if any(digest != _digest(partition, version, piece, data) for piece, digest, data in rows if digest):
                 raise sqlite3.DatabaseError(f"the digest of client {partition}'s state does not match")
-            return load(b"".join(data for *_, data in rows)) if rows else None
+            return restored(load(b"".join(data for *_, data in rows))) if rows else None
 
     def digests(self, partition: int | None = None) -> dict[tuple[int, int], int]:
         """(partition, version) -> sum of the digests of the state's pieces, for one partition or all."""
@@ -78,7 +79,7 @@ class StateDatabase:
 
     def write(self, partition: int, version: int, state: Tensors) -> None:
         """Write or replace a version of a state; it becomes durable with `commit`."""
-        data = save({name: tensor.contiguous() for name, tensor in state.items()})
+        data = save(storable({name: tensor.contiguous() for name, tensor in state.items()}))
         with self._errors():
             self._in_transaction().execute(
                 "DELETE FROM states WHERE partition = ? AND version = ?", (partition, version)

@@ -20,6 +20,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from fedsign.numerics import as_kind_of, as_real
 from fedsign.objectives.base import LocalContext
 from fedsign.objectives.fedsign import GAMMA, REDUCTION, FedSignObjective, Gamma, Reduction
 from fedsign.records import Tensors
@@ -51,7 +52,7 @@ class SignPush(FedSignObjective):
         terms = []
         for name, theta in parameters.items():
             sign = self._sign(name, theta, context)
-            value = self._value(sign * theta)
+            value = self._value(sign * as_real(theta))
             # sigma(0) = 1/2 would count elements without a sign; the gradient is 0 there anyway
             terms.append(torch.where(sign == 0, 0.0, value).sum() * self._share(name, context))
         return -self.gamma * torch.stack(terms).sum()
@@ -62,19 +63,24 @@ class SignPush(FedSignObjective):
             return None
         return {
             # scalars are multiplied first: one pass less over the tensor
-            name: self._slope(theta) * self._sign(name, theta, context) * (-self.gamma * self._share(name, context))
+            name: as_kind_of(
+                theta,
+                self._slope(as_real(theta))
+                * self._sign(name, theta, context)
+                * (-self.gamma * self._share(name, context)),
+            )
             for name, theta in parameters.items()
         }
 
     def _sign(self, name: str, theta: Tensor, context: LocalContext) -> Tensor:
         match self.sign:
             case "received":
-                return context.received[name].sign()
+                return as_real(context.received[name]).sign()
             case "own":
-                return theta.sign()
+                return as_real(theta).sign()
             case "random":
                 # drawn by the server, so that all clients are pushed in the same direction
-                return context.shared[name].sign()
+                return as_real(context.shared[name]).sign()
 
     def _value(self, x: Tensor) -> Tensor:
         match self.form:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsign.errors import RoundError
+from fedsign.numerics import as_real, is_inexact, widened
 from fedsign.records import CohortReply, Reply, Role, Tensors
 
 T = TypeVar("T")
@@ -42,8 +43,8 @@ def in_slot_order(arrivals: Iterable[tuple[int, T]]) -> Iterator[T]:
 class WeightedMean:
     """sum_k w_k x_k / sum_k w_k of each tensor over the models that hold it, streamed into a single accumulator.
 
-    Floating-point tensors are accumulated in their own precision, but at least float32.  Integer and boolean tensors
-    (counters) are not averaged: the first model's are kept.
+    Floating-point and complex tensors are accumulated in their own precision, but at least that of float32.  Integer
+    and boolean tensors (counters) are not averaged: the first model's are kept.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class WeightedMean:
 
     def add(self, tensors: Mapping[str, Tensor], weight: float, *, sum_of: Sequence[float] = ()) -> None:
         """Add a model, or a part of one; `weight` > 0.  `sum_of`: the tensors are a weighted sum with these weights."""
-        known = [name for name, total in self._sums.items() if name in tensors and total.is_floating_point()]
+        known = [name for name, total in self._sums.items() if name in tensors and is_inexact(total)]
         for name in known:
             # The first model is stored unscaled, so a mean over one model is exact; a second one makes it a sum.
             if self.num_sent[name] == 1 and self.weight_sent[name] != 1:
@@ -66,8 +67,7 @@ class WeightedMean:
         num = len(sum_of) or 1
         for name, tensor in tensors.items():
             if name not in self._sums:
-                wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
-                self._sums[name] = tensor if sum_of else tensor.to(wide, copy=True)
+                self._sums[name] = tensor if sum_of else tensor.to(widened(tensor.dtype), copy=True)
             self.num_sent[name] = self.num_sent.get(name, 0) + num
             self.weight_sent[name] = self.weight_sent.get(name, 0.0) + weight
         self.count += num
@@ -85,7 +85,7 @@ class WeightedMean:
         if not self.count:
             raise ValueError("the mean of no models was asked for; add at least one first.")
         for name, total in self._sums.items():
-            if self.num_sent[name] > 1 and total.is_floating_point():
+            if self.num_sent[name] > 1 and is_inexact(total):
                 total.div_(self.weight_sent[name])  # skipped for one model: w x / w would round twice
         return dict(self._sums)
 
@@ -172,7 +172,7 @@ def weighted_mean(
         round=round,
         served=served,
         # counters stay as served
-        mean={name: mean.get(name, own) if own.is_floating_point() else own for name, own in served.items()},
+        mean={name: mean.get(name, own) if is_inexact(own) else own for name, own in served.items()},
         extra=extra.result() if extra.count else {},
         roles=roles,
         num_replies=total.count,
@@ -215,13 +215,13 @@ class Dispersion:
             return False
         squares = 0.0
         if self._small:
-            update = (torch.cat([local[name].reshape(-1) for name in self._small]) - self._before).float()
+            update = (_flat(local[name] for name in self._small) - self._before).float()
             found = self._take_small(update, update, local)
             if found is None:
                 return False
             squares = found
         for name in changed:
-            of_large = _add_by_blocks(self._sum_of(name), local[name], received[name])
+            of_large = _add_by_blocks(self._sum_of(name), as_real(local[name]), as_real(received[name]))
             self._squares += of_large
             squares += of_large
         self.norms.append(squares**0.5)
@@ -236,7 +236,8 @@ class Dispersion:
         if not all(is_finite(local[name], LARGEST_VALUE) for name in self._large):
             return False
         if self._small:
-            matrix = torch.cat([local[name].flatten(1) for name in self._small], dim=1)  # [K, elements]
+            # [K, elements]
+            matrix = torch.cat([as_real(local[name]).reshape(len(local[name]), -1) for name in self._small], dim=1)
             updates = (matrix - self._before).float()
             if self._take_small(updates.sum(0), updates.view(-1), local) is None:
                 return False
@@ -245,7 +246,7 @@ class Dispersion:
             squares = [0.0] * len(next(iter(local.values())))
         for name in self._large:
             for row, one in enumerate(local[name]):
-                of_large = _add_by_blocks(self._sum_of(name), one, received[name])
+                of_large = _add_by_blocks(self._sum_of(name), as_real(one), as_real(received[name]))
                 self._squares += of_large
                 squares[row] += of_large
         self.norms += [each**0.5 for each in squares]
@@ -260,11 +261,11 @@ class Dispersion:
             self._large = [name for name, tensor in received.items() if tensor.numel() > _BLOCK]
         self._received = received
         if self._small:
-            self._before = torch.cat([received[name].reshape(-1) for name in self._small])
+            self._before = _flat(received[name] for name in self._small)
 
     def _sum_of(self, name: str) -> Tensor:
         if name not in self._large_sums:
-            tensor = self._received[name]
+            tensor = as_real(self._received[name])
             # contiguous whatever the model's memory format: _add_by_blocks adds to flattened views
             self._large_sums[name] = torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device)
         return self._large_sums[name]
@@ -308,7 +309,7 @@ class Dispersion:
 
 def norm_of(tensors: Mapping[str, Tensor], names: Iterable[str]) -> float:
     """The Euclidean norm of some tensors, taken as one vector."""
-    return float(sum(each**2 for each in _norms([tensors[name] for name in names])) ** 0.5)
+    return float(sum(each**2 for each in _norms([as_real(tensors[name]) for name in names])) ** 0.5)
 
 
 def _norms(tensors: Sequence[Tensor]) -> list[float]:
@@ -327,9 +328,13 @@ def _norms(tensors: Sequence[Tensor]) -> list[float]:
 
 def is_finite(tensor: Tensor, largest: float = float_info.max) -> bool:
     """Whether all magnitudes are at most `largest`.  One pass without a mask: aminmax propagates NaN."""
-    if not tensor.is_floating_point() or not tensor.numel():
+    if not is_inexact(tensor) or not tensor.numel():
         return True
-    return all(abs(extreme.item()) <= largest for extreme in torch.aminmax(tensor))
+    return all(abs(extreme.item()) <= largest for extreme in torch.aminmax(as_real(tensor)))
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([as_real(tensor).reshape(-1) for tensor in tensors])
 
 
 def _add_by_blocks(total: Tensor, local: Tensor, received: Tensor) -> float:
@@ -345,9 +350,9 @@ def _add_by_blocks(total: Tensor, local: Tensor, received: Tensor) -> float:
 
 def _weighted_sum(stack: Tensor, weights: Sequence[float]) -> Tensor:
     """sum_k w_k x_k of [K, ...], in at least float32; the first one for counters."""
-    if not stack.is_floating_point():
+    if not is_inexact(stack):
         return stack[0].clone()
-    wide = stack.to(torch.promote_types(stack.dtype, torch.float32))
+    wide = stack.to(widened(stack.dtype))
     if all(weight == 1 for weight in weights):
         return wide.sum(0)  # faster than a product for small tensors
     total: Tensor = torch.tensordot(wide.new_tensor(weights), wide, dims=1)

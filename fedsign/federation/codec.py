@@ -35,6 +35,7 @@ class Encoded:
 
 _TYPES = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
+    | {torch.complex64, torch.complex128}
     | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 )
 
@@ -53,8 +54,8 @@ def encode(tensor: Tensor) -> Encoded:
     """
     if tensor.dtype not in _TYPES or tensor.layout != torch.strided:
         raise CodecError(
-            f"a tensor of type {tensor.dtype} ({tensor.layout}) has no encoding; send dense float, int, bool or "
-            "bfloat16."
+            f"a tensor of type {tensor.dtype} ({tensor.layout}) has no encoding; send dense float, complex, int, "
+            "bool or bfloat16."
         )
     host = tensor.detach().cpu().contiguous()
     if host.dtype == torch.bfloat16:
@@ -74,7 +75,11 @@ def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:
             f"a tensor came in the encoding '{encoding}', but version {VERSION} of the codec reads {known}; "
             "install the same version of fedsign on server and clients."
         )
-    expected = "uint16" if encoding == Encoding.BF16 else "float16, float32, float64, int8 to int64, uint8 or bool"
+    expected = (
+        "uint16"
+        if encoding == Encoding.BF16
+        else "float16 to float64, complex64, complex128, int8 to int64, uint8 or bool"
+    )
     if str(payload.dtype) not in _READABLE[Encoding(encoding)]:
         raise CodecError(f"a tensor came as '{encoding}' of {payload.dtype}; expected {expected}.")
     tensor = torch.from_numpy(payload)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from fedsign.federation import codec
 from fedsign.flower.shims import filled
+from fedsign.numerics import is_low
 from fedsign.records import Tensors
 
 _STYPE = "numpy.ndarray"
@@ -41,9 +41,10 @@ class TensorArray(Array):
         return _npy(codec.encode(self.tensor).payload)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy, since strategies may modify it; bfloat16 as float32, since NumPy lacks it."""
-        tensor = self.tensor.float() if self.tensor.dtype == torch.bfloat16 else self.tensor
-        return codec.encode(tensor).payload.copy()
+        """A copy, since strategies may modify it; types below float32 as float32: NumPy lacks bfloat16, and sums
+        of float16 overflow.
+        """
+        return codec.encode(self.tensor.float() if is_low(self.tensor) else self.tensor).payload.copy()
 
 
 def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:

@@ -11,6 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord
 
 from fedsign.flower import wire
+from fedsign.numerics import as_real
 from fedsign.records import Role
 
 CLIPPING_NORM_KEY, NORM_BIT_KEY = "clipping_norm", "norm_bit"  # Flower's names
@@ -31,7 +32,8 @@ def honor(reply: Message, request: Message) -> Message:
     parameters = [name for name, role in trained.roles.items() if role == Role.PARAMETER]
     # float64: a sum of 10^8 squares loses digits in float32
     squares = [
-        torch.linalg.vector_norm(after[name] - before[name], dtype=torch.float64).square() for name in parameters
+        torch.linalg.vector_norm(as_real(after[name] - before[name]), dtype=torch.float64).square()
+        for name in parameters
     ]
     norm = torch.stack(squares).sum().sqrt().item()
     if norm > clipping_norm:

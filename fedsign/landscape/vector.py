@@ -28,12 +28,17 @@ class Layout:
         """The layout of a model; shared parameters occur once.
 
         Raises:
-            ConfigError: the model has no parameters.
+            ConfigError: the model has no parameters, or complex ones.
         """
         parameters = dict(model.named_parameters())
         if not parameters:
             raise ConfigError(
                 f"a {type(model).__name__} without parameters was given; expected a model that can be trained."
+            )
+        if name := next((name for name, parameter in parameters.items() if parameter.is_complex()), ""):
+            raise ConfigError(
+                f"parameter '{name}' is complex, but directions and planes are of real numbers; give a model whose "
+                "parameters are real."
             )
         # at least float32: in bf16 a short step along a direction would round to nothing
         dtype = reduce(torch.promote_types, (parameter.dtype for parameter in parameters.values()), torch.float32)

@@ -11,6 +11,8 @@ the context's tensors, and `sizes`, which all clients share.  One implementation
     a cohort       tensors [K, ...], or [...] if all K clients share one, such as `received`; they broadcast
     a shard        a rank's slices [m] of the tensors
 
+Complex parameters: the penalty is real, and its gradient d/dRe + i d/dIm, as autograd's.
+
 A gradient that needs a per-client scalar, such as a norm or `unit_displacement`, is left to autograd.
 """
 
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd import grad
 
+from fedsign.numerics import as_real
 from fedsign.records import Tensors
 
 
@@ -120,6 +123,11 @@ class Objective:
     def to_server(self, next_state: Mapping[str, Tensor], context: LocalContext) -> Tensors:
         """The reply's auxiliary tensors, named and shaped like parameters."""
         return {}
+
+
+def inner(one: Tensor, other: Tensor) -> Tensor:
+    """The real inner product <a, b>, which for complex numbers is that of their parts."""
+    return (as_real(one) * as_real(other)).sum()
 
 
 def gradient_fault(objective: Objective, names: Sequence[str]) -> str:

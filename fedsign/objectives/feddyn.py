@@ -17,7 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsign.objectives.base import LocalContext, Objective
+from fedsign.numerics import as_real
+from fedsign.objectives.base import LocalContext, Objective, inner
 from fedsign.records import Tensors
 
 Alpha = Annotated[float, Field(gt=0)]
@@ -40,7 +41,7 @@ class FedDynObjective(Objective):
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """alpha (<theta, h_k> + ||theta - theta_t||^2 / 2)."""
         terms = [
-            (theta * context.state[name]).sum() + 0.5 * (theta - context.received[name]).square().sum()
+            inner(theta, context.state[name]) + 0.5 * as_real(theta - context.received[name]).square().sum()
             for name, theta in parameters.items()
         ]
         return self.alpha * torch.stack(terms).sum()

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsign.numerics import as_real
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors
 
@@ -32,7 +33,7 @@ class FedProxObjective(Objective):
         """(mu/2) ||theta - theta_t||^2."""
         if self.mu == 0:
             return None  # rather than zeros: FedProx(0) is bitwise FedAvg
-        distances = [(parameters[name] - context.received[name]).square().sum() for name in parameters]
+        distances = [as_real(parameters[name] - context.received[name]).square().sum() for name in parameters]
         return 0.5 * self.mu * torch.stack(distances).sum()
 
     def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:

@@ -7,6 +7,7 @@ with theta_t the received model, sgp(x) = 1 if x > 0 else 0, and sigma the logis
 
 An element with theta_t = 0 has no term.  The gradient of the term is
 -gamma sign(theta_t) sigma(theta) (1 - sigma(theta)).  All parameters take part, BatchNorm's included; buffers do not.
+A complex element has a term for each of its parts.
 
 The paper does not say how the elements are reduced to a scalar, hence the option `reduction`.  With `sum` the push on
 every weight is at most gamma/4, whatever the size of the network.  `tensor_mean` (the mean of the tensors' means, as in
@@ -28,6 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsign.numerics import as_kind_of, as_real
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors
 
@@ -54,7 +56,12 @@ class FedSignObjective(Objective):
         """-gamma * reduce(sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta))."""
         if self.gamma == 0:
             return None  # rather than zeros: FedSign(0) is bitwise FedAvg
-        sums = torch.stack([soft_agreement(theta, context.received[name]).sum() for name, theta in parameters.items()])
+        sums = torch.stack(
+            [
+                soft_agreement(as_real(theta), as_real(context.received[name])).sum()
+                for name, theta in parameters.items()
+            ]
+        )
         # Not Python floats: under vmapped tangents, float x 0-dim tensor promotes to float64 (fedsign.bilevel).
         shares = sums.new_tensor([self._share(name, context) for name in parameters])
         return -self.gamma * (sums * shares).sum()
@@ -65,10 +72,11 @@ class FedSignObjective(Objective):
             return None
         gradients = {}
         for name, theta in parameters.items():
-            push = context.received[name].sign().mul_(-self.gamma * self._share(name, context))
-            sigma = theta.sigmoid()
+            push = as_real(context.received[name]).sign().mul_(-self.gamma * self._share(name, context))
+            sigma = as_real(theta).sigmoid()
             # sigmoid_backward is push sigma (1 - sigma) in one kernel; writing into sigma saves a third tensor
-            gradients[name] = torch.ops.aten.sigmoid_backward.grad_input(push, sigma, grad_input=sigma)
+            pulls = torch.ops.aten.sigmoid_backward.grad_input(push, sigma, grad_input=sigma)
+            gradients[name] = as_kind_of(theta, pulls)
         return gradients
 
     def _share(self, name: str, context: LocalContext) -> float:

@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from fedsign.numerics import as_real
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.records import Tensors
 
@@ -65,5 +66,6 @@ def contrastive_loss(z: Tensor, z_glob: Tensor, z_prev: Tensor, *, temperature: 
     >>> float(contrastive_loss(z, z, z, temperature=0.5))  # both equally near: log 2
     0.6931471824645996
     """
-    similarities = torch.stack([functional.cosine_similarity(z, other, dim=-1) for other in (z_glob, z_prev)], dim=-1)
+    z, *others = (as_real(each).flatten(1) for each in (z, z_glob, z_prev))  # complex ones as their parts
+    similarities = torch.stack([functional.cosine_similarity(z, other, dim=-1) for other in others], dim=-1)
     return -functional.log_softmax(similarities / temperature, dim=-1)[..., 0].mean()

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsign.objectives.base import LocalContext, Objective
+from fedsign.objectives.base import LocalContext, Objective, inner
 from fedsign.records import Tensors
 
 
@@ -36,7 +36,7 @@ class ScaffoldObjective(Objective):
 
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """<theta, c - c_k>, whose gradient is the correction."""
-        terms = [(theta * (_server(context, name) - context.state[name])).sum() for name, theta in parameters.items()]
+        terms = [inner(theta, _server(context, name) - context.state[name]) for name, theta in parameters.items()]
         return torch.stack(terms).sum()
 
     def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:

@@ -33,7 +33,7 @@ def adamw_8bit(
     """AdamW whose moments are in 8 bits for tensors of `min_8bit_size` elements or more, else float32.
 
     Raises:
-        ConfigError: `bitsandbytes` is missing, or a parameter has another memory format.
+        ConfigError: `bitsandbytes` is missing, or a parameter has another memory format or is complex.
     """
     library = bitsandbytes("client.optimizer.name=adamw_8bit")
     optimizer: torch.optim.Optimizer = made_lean(
@@ -51,6 +51,8 @@ def adamw_8bit(
             "client.optimizer.name=adamw_8bit was given with weights in channels-last memory; set "
             "engine.channels_last=off."
         )
+    if any(parameter.is_complex() for group in optimizer.param_groups for parameter in group["params"]):
+        raise ConfigError("client.optimizer.name=adamw_8bit was given with complex weights; use adamw.")
     vars(optimizer)["is_separable"] = True  # for `clients.local_optim`
     return optimizer
 

@@ -147,12 +147,17 @@ def galore(
     beta2: Decay = 0.999,
     eps: Epsilon = 1e-6,
 ) -> torch.optim.Optimizer:
-    """Adam in `rank` dimensions for each matrix in the model's blocks, or in its linear layers; AdamW for the rest."""
+    """Adam in `rank` dimensions for real matrices in the model's blocks, or its linear layers; AdamW for the rest."""
     if projected == "blocks":
         layers = [module for block in find_blocks(model, blocks).values() for module in block.modules()]
     else:
         layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    inside = {parameter for layer in layers for parameter in layer.parameters(recurse=False) if parameter.dim() == 2}
+    inside = {
+        parameter
+        for layer in layers
+        for parameter in layer.parameters(recurse=False)
+        if parameter.dim() == 2 and not parameter.is_complex()
+    }
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return made_lean(
         GaLore,

@@ -2,7 +2,7 @@
 
 The update is everything that the client sends: its model minus the served one, and auxiliary tensors (such as
 SCAFFOLD's changes of control variates).  It is computed in float64, in which sums over clients lose nothing
-significant.
+significant.  A complex number is two values, so that noise covers both parts.
 """
 
 import math
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsign.errors import ReplyError
+from fedsign.numerics import as_real
 from fedsign.records import Tensors, TrainReply
 
 Vector = NDArray[np.float64]
@@ -53,18 +54,25 @@ class Layout:
                 "expected the same from all."
             )
         parts = [*(model[name] for name in self._model), *(extra[name] for name in self._extra)]
-        flat: Vector = torch.cat([part.detach().cpu().reshape(-1).double() for part in parts]).numpy()
+        flat: Vector = torch.cat([as_real(part.detach()).cpu().reshape(-1).double() for part in parts]).numpy()
         return flat
 
     def tensors(self, vector: Vector) -> tuple[Tensors, Tensors]:
         """The model and the auxiliary tensors of a vector, in their own dtypes."""
-        sizes = [shape.numel() for shape, _ in (*self._model.values(), *self._extra.values())]
+        sizes = [
+            shape.numel() * (1 + dtype.is_complex) for shape, dtype in (*self._model.values(), *self._extra.values())
+        ]
         parts = iter(torch.from_numpy(vector).split(sizes))
         model, extra = (
-            {name: next(parts).reshape(shape).to(dtype) for name, (shape, dtype) in table.items()}
+            {name: _of_values(next(parts), shape, dtype) for name, (shape, dtype) in table.items()}
             for table in (self._model, self._extra)
         )
         return model, extra
+
+
+def _of_values(values: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A tensor of its values, which are two for each complex number."""
+    return (torch.view_as_complex(values.view(-1, 2)) if dtype.is_complex else values).reshape(shape).to(dtype)
 
 
 def clipped(update: Vector, clip_norm: float) -> tuple[Vector, bool]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedsign.federation.aggregation import Aggregate, Aggregator, Weigh, weighted_mean
+from fedsign.numerics import as_real
 from fedsign.privacy.clipping import Layout, clipped
 from fedsign.privacy.secret import Secret, digest_of, open_secret
 from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier
@@ -63,7 +64,7 @@ class Local(Aggregator):
         for reply in one_by_one(replies):
             tensors = (*reply.tensors.values(), *reply.extra.values())
             # replies are private already, so a plain digest is a safe tag
-            self._digests[str(reply.partition)] = digest_of(tensor.double().numpy() for tensor in tensors)[:16]
+            self._digests[str(reply.partition)] = digest_of(as_real(tensor).double().numpy() for tensor in tensors)[:16]
             yield reply
 
     def released(self, sampled: Sequence[int]) -> dict[str, str]:

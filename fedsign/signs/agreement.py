@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsign.federation.exchange import RoundHook, Traffic
+from fedsign.numerics import as_real
 from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
 
@@ -68,7 +69,7 @@ class SignAgreement:
         """Layer -> metric -> share, None if nothing has a sign; the first layer, "", is the whole model."""
         if not self._num_clients:
             return {}
-        sizes = [tensor.numel() for tensor in self._received.values()]
+        sizes = [as_real(tensor).numel() for tensor in self._received.values()]
         starts = np.cumsum([0, *sizes[:-1]])
         models, updates = self._sums(self._counts[:2], starts), self._sums(self._counts[2:], starts)
         by_layer = np.stack([*models, *updates])  # [8, layers]
@@ -146,8 +147,8 @@ def round_hook(workload: Workload, strategy: object, folder: RunFolder, *, round
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:
-    """Flatten a tensor; bf16, which NumPy lacks, becomes float32, which preserves signs and order."""
-    tensor = tensor.detach().cpu()
+    """Flatten a tensor, complex numbers as two; bf16, which NumPy lacks, becomes float32 with the same order."""
+    tensor = as_real(tensor.detach().cpu())
     flat: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).reshape(-1).numpy()
     return flat
 

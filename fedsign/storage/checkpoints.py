@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsign.errors import ResumeError
+from fedsign.numerics import as_real
 from fedsign.records import Tensors
 from fedsign.storage.digests import digest_of, read_json, sealed_json
 from fedsign.storage.disk import fresh_path, replace_file, replaced_folder
@@ -37,6 +38,7 @@ _READABLE = (1, 2, FORMAT)
 _OWN_FILES = {"served", "evaluated", "strategy", "clients"}
 _OWN_FACTS = {"format", "round", "num_clients_with_state", "client_versions", "files", "records", "states"}
 _DIGEST = "digest"  # in the metadata of a .safetensors file
+_PARTS = "complex128:"  # before the name of such a tensor, which safetensors lacks: it is stored as its parts [..., 2]
 _log = logging.getLogger("fedsign")
 
 
@@ -196,7 +198,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
         storages.add(one.untyped_storage().data_ptr())
     digest = tensors_digest(plain)
     try:
-        save_file(plain, path, metadata={**(facts or {}), _DIGEST: digest})
+        save_file(storable(plain), path, metadata={**(facts or {}), _DIGEST: digest})
     except SafetensorError as error:
         raise _as_os_error(error, path) from error
     return digest
@@ -210,11 +212,28 @@ def load_tensors(path: Path, *, digest: str = "") -> Tensors:
     """
     with safe_open(path, framework="pt") as file:
         written = (file.metadata() or {}).get(_DIGEST, digest)
-    tensors = load_file(path)
+    tensors = restored(load_file(path))
     # the digest in the file finds damage; that of the manifest also finds an intact file of another checkpoint
     if (written or digest) and not tensors_digest(tensors) == written == (digest or written):
         raise SafetensorError(f"{path.name}: its digest does not match")
     return tensors
+
+
+def storable(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Contiguous tensors of types that safetensors has."""
+    is_split = {name: tensor.dtype == torch.complex128 for name, tensor in tensors.items()}
+    return {
+        f"{_PARTS}{name}" if is_split[name] else name: as_real(tensor) if is_split[name] else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def restored(stored: Mapping[str, Tensor]) -> Tensors:
+    """The inverse of `storable`."""
+    return {
+        name.removeprefix(_PARTS): torch.view_as_complex(tensor) if name.startswith(_PARTS) else tensor
+        for name, tensor in stored.items()
+    }
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

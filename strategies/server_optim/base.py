@@ -2,7 +2,8 @@
 
 A round's pseudo-gradient is g = served - proposal (Reddi et al. 2021, arXiv 2003.00295, with g = -Delta_t).  If the
 proposal is the mean of the clients' models, gradient descent with rate 1 is FedAvg.  Only parameters are optimized;
-buffers such as BatchNorm's statistics keep the mean.
+buffers such as BatchNorm's statistics keep the mean.  Of a complex parameter, each part is optimized by itself, as in
+torch's optimizers.
 
 With partial updates only the parameters that some client sent take a step.  The rest keep their optimizer state too:
 a missing tensor is not a gradient of zero, which would move it by stale momentum, away from what all clients hold.
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from fedsign.numerics import widened
+from fedsign.numerics import as_kind_of, as_real, widened
 from fedsign.records import Tensors
 
 
@@ -36,12 +37,13 @@ class ServerOptimizer:
         stepped = {}
         for name in names:
             # moments of small pseudo-gradients would underflow in half precision
-            before = served[name].to(widened(served[name].dtype))
+            before = as_real(served[name].to(widened(served[name].dtype)))
             if name not in self._memory:
                 # the paper requires v_{-1} >= tau^2
                 starts = {slot: self.initial if slot == "second_moment" else 0.0 for slot in self.slots}
                 self._memory[name] = {slot: torch.full_like(before, start) for slot, start in starts.items()}
-            stepped[name] = before + self.update(before - proposal[name], self._memory[name])
+            step = self.update(before - as_real(proposal[name]), self._memory[name])
+            stepped[name] = as_kind_of(served[name], before + step)
         return stepped
 
     def state_dict(self) -> Tensors:

@@ -73,7 +73,7 @@ def test_an_encoding_that_is_reserved_or_unknown_is_a_sentence(encoding: str) ->
         decode(encoding, np.zeros(2, np.float32))
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_a_type_outside_the_table_cannot_be_sent(dtype: torch.dtype) -> None:
     with pytest.raises(CodecError, match=str(dtype)):
         encode(torch.zeros(2).to(dtype))
@@ -84,10 +84,10 @@ def test_a_type_outside_the_table_cannot_be_sent(dtype: torch.dtype) -> None:
     [
         ("dense", np.array(["a", "b"])),
         ("dense", np.zeros(2, ">f4")),
-        ("dense", np.zeros(2, np.complex64)),
+        ("dense", np.zeros(2, ">c8")),
         ("bf16", np.zeros(2, np.float32)),
     ],
-    ids=["text", "big endian", "complex", "bf16 in four bytes"],
+    ids=["text", "big endian", "big endian complex", "bf16 in four bytes"],
 )
 def test_a_payload_outside_the_table_cannot_be_read(encoding: str, payload: np.ndarray) -> None:
     with pytest.raises(CodecError):
