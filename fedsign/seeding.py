@@ -127,6 +127,9 @@ def global_stream(seed: int, purpose: Purpose, *, round: int = 0, partition: int
     return globals_seeded(integer(seed, purpose, round=round, partition=partition))
 
 
+torch_stream = global_stream  # its former name, which users' code may import
+
+
 @contextmanager
 def globals_seeded(stream: int, *, device: "torch.device | None" = None) -> Iterator[Drawn]:
     """`global_stream` for a given `integer`; torch's on the CPU and optionally on a device.

@@ -27,7 +27,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsign.errors import ResumeError
-from fedsign.numerics import as_real
 from fedsign.records import Tensors
 from fedsign.storage.digests import digest_of, read_json, sealed_json
 from fedsign.storage.disk import fresh_path, replace_file, replaced_folder
@@ -223,7 +222,7 @@ def storable(tensors: Mapping[str, Tensor]) -> Tensors:
     """Contiguous tensors of types that safetensors has."""
     is_split = {name: tensor.dtype == torch.complex128 for name, tensor in tensors.items()}
     return {
-        f"{_PARTS}{name}" if is_split[name] else name: as_real(tensor) if is_split[name] else tensor
+        f"{_PARTS}{name}" if is_split[name] else name: torch.view_as_real(tensor) if is_split[name] else tensor
         for name, tensor in tensors.items()
     }
 
