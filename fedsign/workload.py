@@ -68,9 +68,18 @@ class Workload:
                 dataset = self.client_data.read(self.sites_here)
             else:
                 dataset = checked_dataset(part.build(config.seed), name=part.name)
+            # here, because normalization may round otherwise on another machine
+            vars(self)["data_digest"] = dataset.digest()
+            if self.client_data is None:
                 dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
             check(FIT_RULES, Fit(dataset, config))
             return normalized(dataset, part.normalize, Normalization(shift=part.mean, scale=part.std))
+
+    @cached_property
+    def data_digest(self) -> str:
+        """A digest of the data as they were read; see `Dataset.digest`."""
+        _ = self.dataset
+        return str(vars(self)["data_digest"])
 
     @cached_property
     def split(self) -> Split:
@@ -157,7 +166,8 @@ class Workload:
         if any(getattr(ours, key) != getattr(theirs, key) for key in keys):
             return
         cached = vars(other)  # cached_property stores its values there
-        for key in ("dataset", "split") if ours.partition == theirs.partition else ("dataset",):
+        keys = ["dataset", "data_digest", *(["split"] if ours.partition == theirs.partition else [])]
+        for key in keys:
             if key in cached:
                 vars(self)[key] = cached[key]
 
@@ -166,7 +176,12 @@ class Workload:
         changed = getattr(self.config, section).model_copy(update=changes)
         other = Workload(self.config.model_copy(update={section: changed}), self.sites_here)
         # share what is built already and does not depend on the change
-        kept = ["dataset", "split", *(("task", "device", "training_samples", "_shared") if section == "client" else ())]
+        kept = [
+            "dataset",
+            "data_digest",
+            "split",
+            *(("task", "device", "training_samples", "_shared") if section == "client" else ()),
+        ]
         vars(other).update({name: vars(self)[name] for name in kept if name in vars(self)})
         return other
 

@@ -13,7 +13,7 @@ import subprocess
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,14 @@ from fedsign import plugins
 from fedsign._version import __version__
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
-from fedsign.errors import ConfigError, FedSignError, ResultsError
+from fedsign.errors import ConfigError, DataError, FedSignError, ResultsError
 from fedsign.extensions import extensions
 from fedsign.former_names import current_tree
 from fedsign.models.transform import whole_state
 from fedsign.records import ObjectiveSpec
 from fedsign.sections import tables
 from fedsign.seeding import Purpose, global_stream
-from fedsign.storage import checkpoints, results
+from fedsign.storage import checkpoints, finding, results
 from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
@@ -122,7 +122,7 @@ class Run:
 
 def load_run(path: str | Path) -> Run:
     """Load a run from disk."""
-    return Run(results.open_run(Path(path)))
+    return Run(finding.open_run(Path(path)))
 
 
 def run(
@@ -149,12 +149,14 @@ def run(
         with folder.locked():
             _execute(workload, engine, folder, [*watchers, *callbacks])
     else:
-        folder = results.open_run(Path(resume))
+        folder = finding.open_run(Path(resume))
         with folder.locked():
+            _check_folder(folder)
             # under the lock, and before anything is read: the newest intact checkpoint decides where the run goes on
             checkpoints.set_damaged_aside(folder.checkpoints)
             workload, engine, watchers = _prepare(Workload(_resumed_config(folder, experiment)))
             _warn_of_other_versions(folder)
+            _check_data(folder, workload)
             # after `_prepare`: a mistake in the new configuration must not cost records
             checkpoints.rewind(folder)
             _execute(workload, engine, folder, [*watchers, *callbacks])
@@ -223,7 +225,7 @@ def _failed(error: BaseException) -> Record:
 def _conclude(folder: RunFolder, outcome: Record, callbacks: list[Callback]) -> None:
     """Write the outcome and notify the callbacks; on a full disk, the run's own error is the one to raise."""
     # the outcome first: a callback that fails must not hide how the run ended
-    ends: list[Callable[[Record], None]] = [partial(folder.write_json, "outcome.json")]
+    ends: list[Callable[[Record], None]] = [folder.conclude]
     for end in [*ends, *(callback.on_end for callback in callbacks)]:
         try:
             end(outcome)
@@ -258,6 +260,7 @@ def _start(workload: Workload) -> RunFolder:
         config_toml=config.to_toml(),
         changed=config.changed(),
         environment=environment(),
+        data=workload.data_digest,
     )
     for record in findings:
         _log.warning("%s; %s.", record["message"], record["remedy"])
@@ -369,6 +372,23 @@ def _with_path(config: ExperimentConfig, decided: Mapping[str, Any]) -> Experime
     if config.get("client.path", "") != "auto":
         return config
     return config.model_copy(update={"client": config.client.model_copy(update=decided)})
+
+
+def _check_folder(folder: RunFolder) -> None:
+    """Check that a run's configuration is its own, before a checkpoint is taken for another run's."""
+    _ = folder.config_toml
+    if not folder.id:
+        _log.warning("the run in %s has no manifest: that its files belong together is not checked", folder.path)
+
+
+def _check_data(folder: RunFolder, workload: Workload) -> None:
+    """Raise DataError if a run was started with other data."""
+    started_with = folder.manifest.get("data")
+    if started_with and started_with != workload.data_digest:
+        raise DataError(
+            f"the data of data.name={workload.config.data.name} are not those that the run in {folder.path} was "
+            "started with: values, labels, or their order have changed. Put the former data back, or start a new run."
+        )
 
 
 def _warn_of_other_versions(folder: RunFolder) -> None:

@@ -169,7 +169,7 @@ def run(
 ) -> None:
     """Run an experiment: train, evaluate every round, write results and a report."""
     from fedsign import config as configs
-    from fedsign.storage.results import open_run
+    from fedsign.storage.finding import open_run
 
     if resume is not None:
         if config is not None:
@@ -194,7 +194,7 @@ def run(
 def report(path: RunArgument) -> None:
     """Rewrite report.html from the files on disk."""
     from fedsign.report.page import write_report
-    from fedsign.storage.results import open_run
+    from fedsign.storage.finding import open_run
 
     typer.echo(write_report(open_run(path)))
 

@@ -12,6 +12,7 @@ All reported numbers are computed from the runs.  A comparison that was stopped,
 table as an uninterrupted one.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -98,10 +99,20 @@ class Comparison:
         return self.path / "cells"
 
     def run_of(self, cell: Cell) -> RunFolder | None:
-        """The newest finished run of a cell, otherwise its newest run; None before it starts."""
+        """The newest finished run of a cell, otherwise its newest run; None before it starts.
+
+        Raises:
+            ResultsError: the run is of another cell.
+        """
         runs = [RunFolder(config.parent) for config in self._folder_of(cell).glob("*/config.toml")]
         # names begin with the time, so the last one is the newest
-        return max(runs, key=lambda run: (_is_finished(run), run.path.name), default=None)
+        run = max(runs, key=lambda run: (_is_finished(run), run.path.name), default=None)
+        if run is not None and (other := _cell_in(run, cell.id)).rpartition("-")[2] != cell.digest:
+            raise ResultsError(
+                f"{run.path} is a run of {other}, but lies in the folder of the cell {cell.id}; move it to where it "
+                "belongs, or delete it."
+            )
+        return run
 
     def is_finished(self, cell: Cell) -> bool:
         """Whether the cell has a finished run."""
@@ -169,6 +180,16 @@ def load_comparison(path: str | Path) -> Comparison:
 
 def _is_finished(run: RunFolder | None) -> bool:
     return run is not None and run.outcome["status"] == "finished"
+
+
+def _cell_in(run: RunFolder, expected: str) -> str:
+    """The id of a run's cell, which is its name; `expected` if its configuration cannot be read."""
+    try:
+        top = f"\n{run.config_toml}".partition("\n[")[0]
+    except ResumeError:
+        return expected  # told by whoever resumes it
+    named = re.search('^name = "(.+)"$', top, re.MULTILINE)
+    return named[1] if named else "no cell" if run.id else expected
 
 
 def _strategy_settings(run: RunFolder) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from fedsign.data.target import Target, described
 from fedsign.errors import DataError
 from fedsign.former_names import warn
 from fedsign.seeding import Purpose, global_stream
+from fedsign.storage.checkpoints import tensors_digest
+from fedsign.storage.digests import digest_of
 
 IntArray = npt.NDArray[np.int64]
 _CPU = torch.device("cpu")
@@ -257,6 +259,17 @@ class Dataset:
     feature_texts: tuple[str | None, ...] = ()
     read_as: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def digest(self) -> str:
+        """A digest of all samples and the names of the classes; of features that are fetched, only the positions."""
+        tensors: dict[str, Tensor | None] = {}
+        for name, samples in {"train": self.train, "test": self.test, "validation": self.validation}.items():
+            if samples is not None:
+                features = samples.positions if isinstance(samples, LazySamples) else samples.features
+                own = {"features": features, "targets": samples.targets, "owners": samples.owners}
+                tensors |= {f"{name} {key}": tensor for key, tensor in own.items()}
+        found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return digest_of("\0".join(self.class_names).encode(), tensors_digest(found).encode())
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -17,9 +17,8 @@ from fedsign.federation.exchange import RoundHook
 from fedsign.metrics import is_higher_better
 from fedsign.records import Tensors
 from fedsign.report.wording import plural
-from fedsign.selection.metadata import read_metadata
 from fedsign.storage.checkpoints import save_model
-from fedsign.storage.results import Record, RunFolder
+from fedsign.storage.results import Record, RunFolder, read_metadata
 from fedsign.workload import Workload
 
 _log = logging.getLogger("fedsign")

@@ -3,8 +3,7 @@
 from fedsign.report.sections import Section
 from fedsign.report.summary import Fact, Run
 from fedsign.report.wording import figure, is_share
-from fedsign.selection.metadata import read_metadata
-from fedsign.storage.results import RunFolder
+from fedsign.storage.results import RunFolder, read_metadata
 
 
 def section(run: Run) -> Section | None:

@@ -28,15 +28,14 @@ from torch import Tensor
 
 from fedsign.errors import ResumeError
 from fedsign.records import Tensors
-from fedsign.storage.digests import digest_of, read_json, sealed_json
+from fedsign.storage.digests import KEY, digest_of, read_json, sealed_json
 from fedsign.storage.disk import fresh_path, replace_file, replaced_folder
 from fedsign.storage.results import RunFolder, damaged
 
 FORMAT = 3
 _READABLE = (1, 2, FORMAT)
 _OWN_FILES = {"served", "evaluated", "strategy", "clients"}
-_OWN_FACTS = {"format", "round", "num_clients_with_state", "client_versions", "files", "records", "states"}
-_DIGEST = "digest"  # in the metadata of a .safetensors file
+_OWN_FACTS = {"format", "round", "num_clients_with_state", "client_versions", "files", "records", "states", "run"}
 _PARTS = "complex128:"  # before the name of such a tensor, which safetensors lacks: it is stored as its parts [..., 2]
 _log = logging.getLogger("fedsign")
 
@@ -84,6 +83,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> list[int]:
                 for name, tensors in {**models, **tables}.items()
                 if tensors is not None
             },
+            "run": RunFolder(folder.parent).id,
             "records": checkpoint.records,
             "states": checkpoint.states,
             **checkpoint.facts,
@@ -197,7 +197,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
         storages.add(one.untyped_storage().data_ptr())
     digest = tensors_digest(plain)
     try:
-        save_file(storable(plain), path, metadata={**(facts or {}), _DIGEST: digest})
+        save_file(storable(plain), path, metadata={**(facts or {}), KEY: digest})
     except SafetensorError as error:
         raise _as_os_error(error, path) from error
     return digest
@@ -210,7 +210,7 @@ def load_tensors(path: Path, *, digest: str = "") -> Tensors:
         SafetensorError: it is damaged.
     """
     with safe_open(path, framework="pt") as file:
-        written = (file.metadata() or {}).get(_DIGEST, digest)
+        written = (file.metadata() or {}).get(KEY, digest)
     tensors = restored(load_file(path))
     # the digest in the file finds damage; that of the manifest also finds an intact file of another checkpoint
     if (written or digest) and not tensors_digest(tensors) == written == (digest or written):
@@ -259,6 +259,7 @@ def _state(path: Path) -> dict[str, Any]:
         )
     if state["format"] == FORMAT and not is_sealed:
         raise ValueError("state.json: its digest is missing")
+    RunFolder(path.parent.parent).check_owner(state.get("run", ""))
     return state
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from xxhash import xxh3_128
 
+KEY = "digest"  # in the metadata of a .safetensors file
 BLANK = "0" * 32  # placeholder of the digest
 # The text before the digest, 10 characters in TOML and 14 in JSON, may be damaged as well, or else a digit of the
 # digest.

@@ -3,6 +3,7 @@
 runs/<experiment>/<id>/
     config.toml        the complete configuration, with versions and git state in its header
     environment.json   the same facts for programs
+    manifest.json      what belongs to the run, see [Note: one run]
     partition.json     number of samples per client and class
     rounds.jsonl       one chained record per round; bitwise equal whenever the run is repeated or resumed
     timings.jsonl      seconds per round, kept apart because they never repeat
@@ -22,28 +23,36 @@ runs/<experiment>/<id>/
     outcome.json       how the run ended; missing while it runs and after a kill
     tags.json          tags and a note of the user's, if there are any
     report.html
+
+[Note: one run] A run has an id, which is in `manifest.json`, `config.toml`, each checkpoint, and the file of a client's
+state.  Files that are equal whenever a run is repeated do not contain it: the manifest and the checkpoints hold
+their digests instead, and the chains of the records.  A file of another run is thus found although it is whole.  The
+manifest is written before a file whose digest it holds, and accepts the former content until the next write, so that a
+kill in between leaves a run that can be resumed.  At the end of a run it also gets the digests of the models and the
+chains of all records.  Digests detect accidents and mix-ups, not somebody who writes all files anew.
 """
 
 import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import struct
+import uuid
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedsign.errors import ResultsError, ResumeError, nearest
+from fedsign.errors import ResultsError, ResumeError
 from fedsign.storage import digests
 from fedsign.storage.disk import DISK_FULL, append_bytes, disk_errors, exclusive, remove_partials, write_text
 
 Record = dict[str, Any]
 
-RUNS = Path("runs")  # where runs are, unless `results.root` says otherwise
-SET_ASIDE = "set-aside"  # in a comparison's cell, one level below its run: runs that could not be resumed
-_DEEPEST = 5  # ./comparisons/NAME/cells/CELL/RUN
+MANIFEST, _CONFIG, _OUTCOME = "manifest.json", "config.toml", "outcome.json"
+_LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +79,61 @@ class RunFolder:
     @property
     def config_toml(self) -> str:
         """The configuration as TOML."""
-        path = self.path / "config.toml"
+        path = self.path / _CONFIG
         try:
             text = path.read_text(encoding="utf-8")
             digests.check_seal(text)
             if not any(line and not line.startswith("#") for line in text.splitlines()):
                 raise ValueError("it holds no settings")
+            self.check_owner(_header(text).get("run", ""))
         except (OSError, ValueError) as error:
             raise damaged(path, error) from error
         return text
 
     @property
+    def manifest(self) -> Record:
+        """What belongs to the run, see [Note: one run]; empty for a run of an earlier version."""
+        path = self.path / MANIFEST
+        return read_json(path) if path.exists() else {}
+
+    @property
+    def id(self) -> str:
+        """The run's id; empty for a run of an earlier version."""
+        return str(self.manifest.get("run", ""))
+
+    def check_owner(self, run: str) -> None:
+        """Check the id `run` that a file of this run holds.
+
+        Raises:
+            ValueError: it is another run's.
+        """
+        if run and not self.id:
+            raise damaged(self.path / MANIFEST, ValueError(f"the other files are of {_named_run(run)}"))
+        if run != (own := self.id):
+            raise ValueError(f"it is of {_named_run(run)}, but {MANIFEST} is of {_named_run(own)}")
+
+    @property
     def environment(self) -> Record:
         """Versions and git state under which the run was written."""
-        return read_json(self.path / "environment.json")
+        return self._bound("environment.json")
 
     @property
     def partition(self) -> Record:
         """`{"class_names": [...], "counts": [clients][classes]}`."""
-        return read_json(self.path / "partition.json")
+        return self._bound("partition.json")
 
     @property
     def outcome(self) -> Record:
         """`{"status": "finished" | "failed" | "unfinished", ...}`."""
-        path = self.path / "outcome.json"
-        return read_json(path) if path.exists() else {"status": "unfinished"}
+        return self._bound(_OUTCOME) if (self.path / _OUTCOME).exists() else {"status": "unfinished"}
+
+    def _bound(self, name: str) -> Record:
+        """Read a JSON file whose digest is in the manifest."""
+        path, manifest = self.path / name, self.manifest
+        content = read_json(path)
+        if manifest and digests.digest_of(path.read_bytes()) not in manifest["files"].get(name, ()):
+            raise damaged(path, ValueError(f"it is not of {_named_run(self.id)}"))
+        return content
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the run for this process; the system releases the lock when the process dies.
@@ -122,13 +161,49 @@ class RunFolder:
         Raises:
             ResumeError: they are damaged, or fewer than the newest checkpoint requires.
         """
-        states = sorted(self.checkpoints.glob("round-??????/state.json"))
-        chains = read_json(states[-1]).get("records", {}) if states else {}
-        return read_records(self.path / name, until=chains.get(name, ""))
+        return read_records(self.path / name, until=self.required_chains().get(name, ""))
+
+    def required_chains(self) -> Mapping[str, str]:
+        """The chains that the records must contain: those at the end of the run, or at the newest checkpoint."""
+        chains: Record = {}
+        if states := sorted(self.checkpoints.glob("round-??????/state.json")):
+            state = read_json(states[-1])
+            try:
+                self.check_owner(state.get("run", ""))
+            except ValueError as error:
+                raise damaged(states[-1], error) from error
+            chains = state.get("records", {})
+        return dict(self.manifest.get("end", {}).get("records", chains))
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a small JSON file atomically."""
-        write_text(self.path / name, digests.sealed_json(value))
+        """Write a small JSON file atomically; the manifest, if it holds the file's digest, is written first."""
+        text, manifest = digests.sealed_json(value), self.manifest
+        if known := manifest.get("files", {}).get(name):
+            manifest["files"][name] = [known[-1], digests.digest_of(text.encode())]
+            self._write_manifest(manifest)
+        write_text(self.path / name, text)
+
+    def conclude(self, outcome: Record) -> None:
+        """Write the outcome of a run, after the manifest has bound it, the models, and all records."""
+        if manifest := self.manifest:
+            text = digests.sealed_json(outcome)
+            models = {
+                path.name: read_metadata(path).get(digests.KEY, "") for path in sorted(self.path.glob("*.safetensors"))
+            }
+            manifest["end"] = {"records": self.chains(), "models": models}
+            manifest["files"][_OUTCOME] = [digests.digest_of(text.encode())]
+            self._write_manifest(manifest)
+        write_text(self.path / _OUTCOME, digests.sealed_json(outcome))
+
+    def _reopen(self) -> None:
+        """Forget the end of a run that goes on."""
+        (self.path / _OUTCOME).unlink(missing_ok=True)  # may also be a foreign one
+        if (manifest := self.manifest).pop("end", None):
+            del manifest["files"][_OUTCOME]
+            self._write_manifest(manifest)
+
+    def _write_manifest(self, content: Mapping[str, Any]) -> None:
+        write_text(self.path / MANIFEST, digests.sealed_json(content))
 
     def append(self, name: str, record: Mapping[str, Any], *, durable: bool = False) -> None:
         """Append a chained record to a .jsonl file; `durable` syncs it to disk."""
@@ -147,9 +222,10 @@ class RunFolder:
         Raises:
             ResumeError: a file is damaged, or lacks records that a checkpoint requires (`chains`).
         """
-        for path in self.path.glob("*.json"):
-            if path.name not in ("outcome.json", "tags.json"):
-                read_json(path)
+        bound = self.manifest.get("files", ())
+        for name in {*bound, *(path.name for path in self.path.glob("*.json"))}:
+            if name not in (_OUTCOME, "tags.json"):
+                self._bound(name) if name in bound else read_json(self.path / name)
         for name in {*chains, *(path.name for path in self.path.glob("*.jsonl"))}:  # a file in `chains` may be missing
             read_records(self.path / name, until=chains.get(name, ""))
 
@@ -170,8 +246,7 @@ class RunFolder:
             )
         remove_partials(self.path)
         remove_partials(self.checkpoints)
-        # first: a run whose records are cut must not look finished
-        (self.path / "outcome.json").unlink(missing_ok=True)
+        self._reopen()  # first: a run whose records are cut must not look finished
         # not privacy.jsonl: what was released stays released
         self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "findings.jsonl", "sites.jsonl")
         keep_records(self.path / "members.jsonl")  # keep later events: repeating the rounds does not repeat them
@@ -191,8 +266,12 @@ def create(
     changed: Mapping[str, Any] | None = None,
     environment: Record,
     partition: Record,
+    data: str = "",
 ) -> RunFolder:
-    """Create the folder `root`/experiment/<time>-seed<seed>; writing the configuration last makes it a run."""
+    """Create the folder `root`/experiment/<time>-seed<seed>; writing the configuration last makes it a run.
+
+    `data` is the digest of the data.
+    """
     parent = root / experiment
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     with disk_errors(parent):
@@ -206,19 +285,23 @@ def create(
                 f"results.root={root} cannot hold runs ({error.strerror}: {error.filename}); name a folder that can be "
                 "written with --set results.root=PATH."
             ) from error
-    folder.write_json("environment.json", environment)
-    folder.write_json("partition.json", partition)
+    files = {"environment.json": environment, "partition.json": partition}
+    for name, value in files.items():
+        folder.write_json(name, value)
+    bound = {name: [digests.digest_of((folder.path / name).read_bytes())] for name in files}
+    run = f"{folder.path.name}-{uuid.uuid4().hex[:12]}"
+    folder.write_json(MANIFEST, {"format": 1, "run": run, "data": data, "files": bound})
     update_config(folder, config_toml, changed)
     return folder
 
 
 def update_config(folder: RunFolder, config_toml: str, changed: Mapping[str, Any] | None = None) -> None:
     """Write the sealed configuration; in its header, the environment and the settings that are not the defaults."""
-    facts = {"digest": digests.BLANK, **folder.environment}
+    facts = {"digest": digests.BLANK, **({"run": folder.id} if folder.id else {}), **folder.environment}
     if changed is not None:
         facts["changed"] = json.dumps(changed)
     header = "".join(f"# {key}: {value}\n" for key, value in facts.items())
-    write_text(folder.path / "config.toml", digests.sealed(header + "\n" + config_toml))
+    write_text(folder.path / _CONFIG, digests.sealed(header + "\n" + config_toml))
 
 
 def changed_settings(config_toml: str) -> dict[str, tuple[Any, Any]] | None:
@@ -229,67 +312,18 @@ def changed_settings(config_toml: str) -> dict[str, tuple[Any, Any]] | None:
     >>> changed_settings('# changed: {"client.lr": [0.1, 0.05]}\\nseed = 0')
     {'client.lr': (0.1, 0.05)}
     """
-    header = itertools.takewhile(lambda line: line.startswith("#"), config_toml.splitlines())
-    prefix = "# changed: "
-    found = next((line.removeprefix(prefix) for line in header if line.startswith(prefix)), None)
+    found = _header(config_toml).get("changed")
     return None if found is None else {path: (value, default) for path, (value, default) in json.loads(found).items()}
 
 
-def open_run(path: Path) -> RunFolder:
-    """Open a run by its folder, by a file in it, or under ./runs by NAME/RUN, by RUN, or by a NAME that has one run.
-
-    Raises:
-        ResultsError: there is no run, or several.
-    """
-    is_in_it = path.is_file() or (len(path.parts) > 1 and not path.is_dir())  # such as a page that is to be written
-    given = path.parent if is_in_it else path
-    found = [given] if _is_run(given) else _named(path)
-    if len(found) > 1:
-        runs = ", ".join(map(str, found[-3:]))
-        raise ResultsError(f"{path} could be any of {len(found)} runs; give the folder of one, such as {runs}.")
-    if not found:
-        what = f"{path} is not a run: there is no config.toml in it." if path.exists() else f"there is no run {path}."
-        raise ResultsError(
-            f"{what}{nearest(str(path), _names())} 'fedsign runs' lists the runs under ./{RUNS}; give the name or the "
-            "folder of one."
-        )
-    return RunFolder(found[0])
+def _header(config_toml: str) -> dict[str, str]:
+    """The facts in the comment at the top of a configuration."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), config_toml.splitlines())
+    return {key: value for line in lines for key, _, value in [line.removeprefix("# ").partition(": ")]}
 
 
-def _names() -> Iterator[str]:
-    """What runs under ./runs can be called."""
-    for config in RUNS.glob("*/*/config.toml"):
-        run = config.parent
-        yield from (run.parent.name, run.name, f"{run.parent.name}/{run.name}", str(run))
-
-
-def _named(path: Path) -> list[Path]:
-    """The runs under ./runs that a path can mean."""
-    if path.is_absolute() or ".." in path.parts or not path.name:
-        return []
-    if _is_run(exact := RUNS / path):
-        return [exact]
-    of_name, with_id = (folder.glob("*/") for folder in (exact, RUNS))
-    return sorted(filter(_is_run, [*of_name, *(each / path for each in with_id)]))
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.toml").is_file()
-
-
-def find_runs(root: Path) -> list[RunFolder]:
-    """All runs under a folder, also the cells of comparisons; oldest first."""
-    found = sorted(_runs_under(root, _DEEPEST), key=lambda path: (path.name, path))  # names begin with the time
-    return [RunFolder(path) for path in found]
-
-
-def _runs_under(folder: Path, depth: int) -> Iterator[Path]:
-    if _is_run(folder):
-        yield folder
-    elif depth:
-        for each in folder.glob("*/"):
-            if each.name != SET_ASIDE and not each.name.startswith("."):
-                yield from _runs_under(each, depth - 1)
+def _named_run(id: str) -> str:
+    return f"the run {id}" if id else "a run without a manifest"
 
 
 def read_records(path: Path, *, until: str = "") -> list[Record]:
@@ -325,6 +359,22 @@ def read_json(path: Path) -> Record:
         return digests.read_json(path.read_text(encoding="utf-8"))[0]
     except (OSError, ValueError) as error:
         raise damaged(path, error) from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The facts in the header of a .safetensors file, read without torch or NumPy.
+
+    Raises:
+        ResumeError: it is missing or damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+        found: dict[str, str] = header.get("__metadata__", {})
+    except (OSError, ValueError, struct.error) as error:
+        raise damaged(path, error) from error
+    return found
 
 
 def damaged(path: Path, error: Exception) -> ResumeError:

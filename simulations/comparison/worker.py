@@ -7,7 +7,8 @@ from pathlib import Path
 from fedsign import config as configs
 from fedsign.errors import ResultsError, ResumeError
 from fedsign.storage.disk import disk_errors
-from fedsign.storage.results import SET_ASIDE, Record, open_run
+from fedsign.storage.finding import SET_ASIDE, open_run
+from fedsign.storage.results import Record
 from fedsign.transport.connection import Connection
 from simulations import api
 from simulations.callbacks.base import Callback

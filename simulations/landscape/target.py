@@ -25,7 +25,8 @@ from fedsign.models.weights import load_weights, read_tensors
 from fedsign.records import Tensors
 from fedsign.seeding import Purpose, generator
 from fedsign.storage import checkpoints
-from fedsign.storage.results import RunFolder, open_run
+from fedsign.storage.finding import open_run
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 
 if TYPE_CHECKING:

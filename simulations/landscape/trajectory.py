@@ -14,7 +14,8 @@ from fedsign.landscape.trajectory import principal_plane, window
 from fedsign.landscape.valley import surface
 from fedsign.report.analysis import Analysis
 from fedsign.storage import checkpoints
-from fedsign.storage.results import RunFolder, open_run
+from fedsign.storage.finding import open_run
+from fedsign.storage.results import RunFolder
 from simulations.landscape.evaluations import evaluating
 from simulations.landscape.target import Target, path_of, target_of
 

@@ -61,7 +61,7 @@ def tag_runs(
 
     from fedsign.report.page import write_report
     from fedsign.storage.disk import is_held
-    from fedsign.storage.results import open_run
+    from fedsign.storage.finding import open_run
     from fedsign.storage.tags import read_tags, write_tags
 
     folders = [open_run(path) for path in paths]
@@ -117,7 +117,7 @@ def verify_files(
     json: JsonOption = False,
 ) -> None:
     """Check every file against its digest; nothing is changed."""
-    from fedsign.storage.results import open_run
+    from fedsign.storage.finding import open_run
     from simulations.verify import verify
 
     found = next((each for each in (path, Path("comparisons") / path) if each.exists()), None)

@@ -18,7 +18,8 @@ from fedsign.naming import data_file, run_name
 from fedsign.report.wording import plural, setting
 from fedsign.sections import ResultsSection
 from fedsign.storage.disk import is_held
-from fedsign.storage.results import Record, RunFolder, changed_settings, final_value, find_runs
+from fedsign.storage.finding import find_runs
+from fedsign.storage.results import Record, RunFolder, changed_settings, final_value
 from fedsign.storage.tags import read_tags
 from simulations.printing import columns, escaped, print_wide
 

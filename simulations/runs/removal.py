@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fedsign.errors import ResultsError
 from fedsign.storage.disk import disk_errors, exclusive, is_held
-from fedsign.storage.results import find_runs, open_run, read_json
+from fedsign.storage.finding import find_runs, open_run
+from fedsign.storage.results import read_json
 
 _PLAN, _COMPARISONS = "comparison.json", Path("comparisons")
 # every run, or comparison, has them; removed last, so that what is left can still be removed

@@ -285,6 +285,19 @@ def test_a_run_that_cannot_be_gone_on_with_is_set_aside_and_the_cell_begins_anew
     assert len(before.keys() & written(again).keys()) == 3, "the other cells were left alone"
 
 
+def test_a_run_of_another_cell_is_named_and_refused(pair: Comparison) -> None:
+    """Two cells swapped: neither strategy may get the numbers of the other."""
+    first, second = (pair.cells / cell.id for cell in pair.plan.cells[:2])
+    swapped = first.with_name("swapped")
+    for source, target in ((first, swapped), (second, first), (swapped, second)):
+        source.rename(target)
+    for read in (pair.summary, lambda: go_on("there", workers=1)):
+        with pytest.raises(
+            ResultsError, match=rf"is a run of {second.name}, but lies in the folder of the cell {first.name}"
+        ):
+            read()
+
+
 def test_a_run_that_another_process_takes_at_the_last_moment_is_left_where_it_is(
     pair: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:

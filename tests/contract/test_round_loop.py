@@ -18,7 +18,7 @@ from fedsign.errors import ConfigError, DiskFullError, FedSignError, ResultsErro
 from fedsign.extensions import extensions
 from fedsign.federation.exchange import ReplyObserver, RoundHook, Traffic
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply
-from fedsign.storage import results
+from fedsign.storage import finding
 from fedsign.storage.checkpoints import load_latest
 from fedsign.storage.results import Record, RunFolder
 from simulations import rounds, run
@@ -284,7 +284,7 @@ def test_a_run_in_use_cannot_be_resumed(tmp_path: Path) -> None:
 
 
 def hold(path: Path, held: Any, release: Any) -> None:
-    with results.open_run(path).locked():
+    with finding.open_run(path).locked():
         held.set()
         release.wait(60)
 

@@ -174,7 +174,7 @@ def test_status_shows_the_runs_the_sites_and_who_is_waited_for(
 
     (interrupted,) = status_of(federation)["runs"]
     assert interrupted["phase"] == f"interrupted; resume with: fedsign run --resume {run.path}"
-    run.write_json("outcome.json", {"status": "finished"})
+    run.conclude({"status": "finished"})
     assert status_of(federation)["runs"] == []
     forget_over(federation)
     Progress(federation, "run-2", run.path, num_rounds=9)

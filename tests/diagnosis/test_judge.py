@@ -20,7 +20,8 @@ from fedsign.diagnosis.judge import Judge
 from fedsign.diagnosis.run_rules import Facts
 from fedsign.errors import FedSignError
 from fedsign.records import Reply, Tensors
-from fedsign.storage.results import Record, find_runs
+from fedsign.storage.finding import find_runs
+from fedsign.storage.results import Record
 from fedsign.workload import Workload
 from simulations.api import run
 from strategies.fedavg import FedAvg

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from clients.state.database import StateDatabase
-from fedsign.errors import FedSignError
+from fedsign.errors import DataError, FedSignError, ResumeError
 from fedsign.storage import checkpoints
+from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.results import Record
 from simulations import load_run, run
 from simulations.callbacks.base import Callback
@@ -46,11 +47,10 @@ class Stop(Callback):
             raise KeyboardInterrupt
 
 
-def run_in(root: Path, name: str, callbacks: list[Callback]) -> Path:
+def run_in(root: Path, name: str, callbacks: list[Callback], *, seed: int = 0) -> Path:
+    results = {"root": str(root), "checkpoint_every": 2}
     with pytest.raises(KeyboardInterrupt) if callbacks else nullcontext():
-        run(
-            {**EXPERIMENT, **SETTINGS[name], "results": {"root": str(root), "checkpoint_every": 2}}, callbacks=callbacks
-        )
+        run({**EXPERIMENT, **SETTINGS[name], "seed": seed, "results": results}, callbacks=callbacks)
     (config,) = root.glob("*/*/config.toml")
     return config.parent
 
@@ -88,7 +88,6 @@ def damage(file: Path, rng: np.random.Generator) -> str:
 @pytest.mark.parametrize(
     ("name", "num_damages"),
     [
-        ("feddyn", 20),
         ("lisa", 20),
         pytest.param("feddyn", 800, marks=pytest.mark.slow),
         pytest.param("scaffold", 700, marks=pytest.mark.slow),
@@ -133,36 +132,79 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return run_in(folder / "finished", "feddyn", []), run_in(folder / "stopped", "feddyn", [Stop()])
 
 
-@pytest.mark.parametrize(
-    ("name", "cut_to"),
-    [
-        ("checkpoints/round-000004/served.safetensors", None),
-        ("checkpoints/round-000004/strategy.safetensors", None),
-        ("checkpoints/round-000004/clients.safetensors", None),
-        ("clients/states.sqlite", None),
-        ("rounds.jsonl", None),
-        ("rounds.jsonl", 272),
-    ],
-)
-def test_a_damaged_file_is_named_and_the_run_goes_on_without_it_or_not_at_all(
-    tmp_path: Path, both: tuple[Path, Path], name: str, cut_to: int | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A bit of a weight, of a client's version, of a figure in a record; records cut within their first lines."""
-    finished, stopped = both
-    folder = Path(shutil.copytree(stopped, tmp_path / "damaged"))
-    file = folder / name
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same with another seed."""
+    folder = tmp_path_factory.mktemp("others")
+    return run_in(folder / "finished", "feddyn", [], seed=1), run_in(folder / "stopped", "feddyn", [Stop()], seed=1)
+
+
+def spoil(file: Path, how: str, other: Path) -> None:
     content = bytearray(file.read_bytes())
-    inside = {".sqlite": state_of(folder).tobytes(), ".jsonl": b"."}.get(file.suffix)
-    content[-2 if inside is None else content.index(inside) + 1] ^= 1
-    file.write_bytes(content[:cut_to])
-    try:
-        run(resume=folder)
-        found = outcome_of(folder)
-    except FedSignError as error:
-        assert str(file) in str(error)
+    if how == "deleted":
+        file.unlink()
+    elif how == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif how == "of another run":
+        shutil.copy(other, file)
     else:
-        assert found == outcome_of(finished)
-        assert str(file.parent) in caplog.text, "the checkpoint before was taken, and that was said"
+        content[-2 if file.suffix == ".safetensors" else len(content) // 3] ^= 4
+        file.write_bytes(content)
+
+
+def files_read_back(folder: Path) -> list[Path]:
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name not in NOT_READ_BACK)
+    return sorted(file.relative_to(folder) for file in files)
+
+
+@pytest.mark.parametrize(
+    "how", ["deleted", "of another run", *(pytest.param(how, marks=pytest.mark.slow) for how in ("cut", "flipped"))]
+)
+@pytest.mark.parametrize("ended", ["finished", "stopped"])
+def test_every_file_of_a_run_is_restored_or_named_when_it_is(
+    tmp_path: Path, both: tuple[Path, Path], others: tuple[Path, Path], ended: str, how: str
+) -> None:
+    """Resuming gives the records, the model, and the states of an undisturbed run, or an error that names the file."""
+    good, other = (pair[ended == "stopped"] for pair in (both, others))
+    expected = outcome_of(both[0])
+    seen: Counter[str] = Counter()
+    for name in files_read_back(good):
+        if how == "of another run" and (good / name).read_bytes() == (other / name).read_bytes():
+            continue  # such as environment.json
+        folder = Path(shutil.copytree(good, tmp_path / "spoiled"))
+        spoil(folder / name, how, other / name)
+        try:
+            run(resume=folder)
+            found = outcome_of(folder)
+        except FedSignError as error:
+            assert str(folder) in str(error) and name.name in str(error), f"{name} {how}"
+            seen["named"] += 1
+        else:
+            assert found == expected, f"{name} {how}"
+            seen["restored"] += 1
+        shutil.rmtree(folder)
+    assert min(seen["named"], seen["restored"]) >= 4, seen
+
+
+def test_another_runs_configuration_is_an_error_that_names_both_runs(
+    tmp_path: Path, both: tuple[Path, Path], others: tuple[Path, Path]
+) -> None:
+    folder = Path(shutil.copytree(both[1], tmp_path / "spoiled"))
+    shutil.copy(others[1] / "config.toml", folder)
+    ids = [load_run(path).folder.id for path in (others[1], both[1])]
+    said = (
+        rf"config\.toml is missing or damaged \(it is of the run {ids[0]}, but manifest\.json is of the run {ids[1]}\)"
+    )
+    for read in (lambda: run(resume=folder), lambda: load_run(folder).config):
+        with pytest.raises(ResumeError, match=said):
+            read()
+    shutil.copy(others[1] / "manifest.json", folder)  # then the checkpoints are foreign
+    with pytest.raises(
+        ResumeError, match=rf"round-000004.* is of the run {ids[1]}, but manifest\.json is of the run {ids[0]}"
+    ):
+        run(resume=folder)
+    with pytest.raises(ResumeError, match=r"state\.json"):
+        _ = load_run(folder).rounds
 
 
 def state_of(folder: Path) -> np.ndarray:
@@ -183,3 +225,36 @@ def test_a_file_that_is_no_text_is_an_error_that_names_it(tmp_path: Path, both: 
     done = load_run(folder)
     with pytest.raises(FedSignError, match=name):
         _ = done.folder.partition if name == "partition.json" else done.folder.timings()
+
+
+def test_a_run_without_a_manifest_is_read_and_resumed_with_a_word(
+    tmp_path: Path, both: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As earlier versions wrote it: no file holds the run's id."""
+    folder = Path(shutil.copytree(both[1], tmp_path / "earlier"))
+    (folder / "manifest.json").unlink()
+    config = folder / "config.toml"
+    config.write_text("".join(line for line in config.read_text().splitlines(True) if not line.startswith("#")))
+    for state in folder.glob("checkpoints/*/state.json"):
+        content, _ = read_json(state.read_text())
+        state.write_text(sealed_json({key: value for key, value in content.items() if key != "run"}))
+    run(resume=folder)
+    assert outcome_of(folder) == outcome_of(both[0])
+    assert f"{folder} has no manifest" in caplog.text and not (folder / "manifest.json").exists()
+
+
+def test_a_run_whose_data_have_changed_is_not_resumed(tmp_path: Path) -> None:
+    """One label of one sample, in a file of the same name."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2
+    data = {"name": "npz", "path": str(tmp_path / "data.npz")}
+    np.savez(data["path"], x_train=features, y_train=labels, x_test=features, y_test=labels)
+    done = run({**EXPERIMENT, "rounds": 1, "data": data, "results": {"root": str(tmp_path / "runs")}})
+    assert len(run({"rounds": 2}, resume=done.path).rounds) == 2
+    labels[3] = 1 - labels[3]
+    np.savez(data["path"], x_train=features, y_train=labels, x_test=features, y_test=labels)
+    with pytest.raises(
+        DataError, match=r"the data of data\.name=npz are not those that the run in .* was started with"
+    ):
+        run({"rounds": 3}, resume=done.path)
+    assert len(load_run(done.path).rounds) == 2

@@ -39,7 +39,8 @@ from fedsign.capabilities import CAPABILITIES
 from fedsign.config import from_dict
 from fedsign.records import Tensors
 from fedsign.storage import checkpoints, results
-from fedsign.storage.results import RunFolder, find_runs
+from fedsign.storage.finding import find_runs
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import load_run, run
 from tests.e2e.checkpoints import files_of

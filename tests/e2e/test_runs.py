@@ -22,7 +22,8 @@ from fedsign.report.summary import read
 from fedsign.sections import Part, tables
 from fedsign.storage.digests import sealed_json
 from fedsign.storage.disk import exclusive
-from fedsign.storage.results import RunFolder, changed_settings, open_run
+from fedsign.storage.finding import open_run
+from fedsign.storage.results import RunFolder, changed_settings
 from fedsign.storage.tags import Tags, read_tags, write_tags
 from simulations import Run, load_run, run
 from simulations.runs import listing
@@ -124,7 +125,8 @@ def test_the_page_begins_with_the_changed_settings(done: Run) -> None:
 
 def test_a_run_without_the_header_of_its_changes_is_listed(done: Run) -> None:
     file = done.path / "config.toml"
-    text = "".join(line for line in file.read_text().splitlines(keepends=True) if not line.startswith("#"))
+    lines = file.read_text().splitlines(keepends=True)
+    text = "".join(line for line in lines if line.startswith("# run: ") or not line.startswith("#"))
     file.write_text(text)
     assert listed(done)["changed"] == {} and listed(done)["status"] == "finished"
     assert "differ from the defaults" not in render(read(done.folder))

@@ -18,8 +18,7 @@ from fedsign.errors import ConfigError, ResultsError, ResumeError
 from fedsign.report.page import render
 from fedsign.report.summary import read
 from fedsign.selection.best import best_of
-from fedsign.selection.metadata import read_metadata
-from fedsign.storage.results import Record
+from fedsign.storage.results import Record, read_metadata
 from fedsign.workload import Workload
 from simulations.api import Run, load_run, run
 from simulations.callbacks.base import Callback
@@ -228,7 +227,7 @@ def test_all_engines_keep_the_same_model_and_stop_in_the_same_round(engine: dict
 def test_the_page_of_a_best_model_imports_no_torch(tmp_path: Path) -> None:
     done = run(merged(experiment(tmp_path, keep_best=True), {"rounds": 2}))
     code = (
-        "import sys; from pathlib import Path; from fedsign.selection.metadata import read_metadata\n"
+        "import sys; from pathlib import Path; from fedsign.storage.results import read_metadata\n"
         "read_metadata(Path(sys.argv[1])); assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, done.folder.best], check=True, env=os.environ)

@@ -166,7 +166,7 @@ def test_nothing_of_a_hostile_run_becomes_part_of_the_page(tab: Tab, ui: Served)
     quoted = json.dumps(SCRIPT)
     with_config(folder.path, 'name = "fedavg"', f"name = {quoted}\n{quoted} = {quoted}")
     folder.write_json("tags.json", {"tags": [SCRIPT], "note": SCRIPT})
-    folder.write_json("outcome.json", {"status": SCRIPT, "error": SCRIPT})
+    folder.conclude({"status": SCRIPT, "error": SCRIPT})
     folder.write_json("partition.json", {"class_names": [SCRIPT], "counts": [[3], [4]]})
     for number in range(9, 15):
         folder.append("rounds.jsonl", {"round": number, SCRIPT: 0.5, "failures": [{"client": 0, "reason": SCRIPT}]})

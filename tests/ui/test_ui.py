@@ -136,7 +136,7 @@ def test_a_run_that_goes_on_is_seen_as_it_is(ui: Served, roots: list[Path]) -> N
         ui.get("/api/list")
     (row,) = ui.rows(filter="seed=5")
     assert row["facts"]["status"] == "unfinished"
-    folder.write_json("outcome.json", {"status": "finished"})
+    folder.conclude({"status": "finished"})
     folder.write_json("tags.json", {"tags": ["good", "paper"], "note": "the third try"})
     (row,) = ui.rows(filter="paper")
     assert (row["facts"]["status"], row["facts"]["note"]) == ("finished", "the third try")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedsign.errors import DiskFullError, ResultsError, ResumeError
-from fedsign.storage import checkpoints, disk, results
+from fedsign.storage import checkpoints, disk, finding, results
 from fedsign.storage.checkpoints import Checkpoint
 from fedsign.storage.results import RunFolder, read_records
 
@@ -242,7 +242,7 @@ def test_rewinding_drops_later_lines_and_the_half_one(run_folder: RunFolder) -> 
     before = (run_folder.path / "rounds.jsonl").read_text()
     with (run_folder.path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "lo')
-    run_folder.write_json("outcome.json", {"status": "failed"})
+    run_folder.conclude({"status": "failed"})
     (run_folder.path / "report.html.partial").touch()
     run_folder.rewind(2)
     assert (run_folder.path / "rounds.jsonl").read_text() == "".join(before.splitlines(keepends=True)[:2])
@@ -259,7 +259,7 @@ def test_records_that_lack_a_checkpointed_round_are_refused_and_left_alone(
 ) -> None:
     for round in kept:
         run_folder.append("rounds.jsonl", {"round": round})
-    run_folder.write_json("outcome.json", {"status": "failed"})
+    run_folder.conclude({"status": "failed"})
     path = run_folder.path / "rounds.jsonl"
     before = path.read_bytes() if kept else None
     with pytest.raises(ResumeError, match=rf"rounds\.jsonl does not hold .* 1 to 4 .*found: {len(kept)}"):
@@ -296,14 +296,14 @@ def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path: P
         paths = list(pool.map(start, range(16)))
     assert len({path.name[:15] for path in paths}) < 16, "some did start in the same second"
     assert len(set(paths)) == 16
-    assert {folder.path for folder in results.find_runs(tmp_path)} == set(paths)
+    assert {folder.path for folder in finding.find_runs(tmp_path)} == set(paths)
 
 
 def test_a_run_is_opened_by_its_folder_or_a_file_in_it(run_folder: RunFolder, tmp_path: Path) -> None:
-    assert results.open_run(run_folder.path) == results.open_run(run_folder.path / "report.html") == run_folder
+    assert finding.open_run(run_folder.path) == finding.open_run(run_folder.path / "report.html") == run_folder
     assert run_folder.config_toml.endswith("# fedsign: 1\n\nseed = 0\n")
     with pytest.raises(ResultsError, match="is not a run"):
-        results.open_run(tmp_path)
+        finding.open_run(tmp_path)
     (run_folder.path / "partition.json").unlink()
     with pytest.raises(ResultsError, match=r"partition\.json is missing or damaged"):
         _ = run_folder.partition

@@ -12,7 +12,7 @@ from fedsign.config import from_dict, from_toml
 from fedsign.errors import ConfigError
 from fedsign.naming import data_file, run_name
 from fedsign.sections import FileName
-from fedsign.storage.results import find_runs
+from fedsign.storage.finding import find_runs
 from simulations import run
 from simulations.jobs import digest_of
 

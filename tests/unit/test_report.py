@@ -75,7 +75,7 @@ def a_run(
     folder.write_json("environment.json", {"fedsign": "0.1.0", "git": ""})
     folder.write_json("partition.json", {"class_names": list(class_names), "counts": list(counts)})
     if outcome is not None:
-        folder.write_json("outcome.json", outcome)
+        folder.conclude(outcome)
     for name, lines in (("rounds", rounds), ("failures", failures)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     timings = [{"round": line["round"], "train_s": 1.5, "evaluate_s": 0.5} for line in rounds]

@@ -461,7 +461,9 @@ def experiment(root: Path, num: int, **changes: Any) -> dict[str, Any]:
 def traces(path: Path) -> dict[str, Any]:
     """All that a run leaves but configuration and timings; of the database, what it holds, not how it lies there."""
     files = {
-        name: found for name, found in digest(path).items() if not re.search("config|timings|sqlite|state.json", name)
+        name: found
+        for name, found in digest(path).items()
+        if not re.search("config|timings|sqlite|state.json|manifest", name)
     }
     files |= {
         f"{folder.name} {name}": found
