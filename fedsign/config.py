@@ -65,7 +65,7 @@ _Value = TypeVar("_Value")
 
 
 class ExperimentConfig(Section):
-    """One experiment.  The defaults train FedSign on digits, partitioned by Dirichlet(0.1)."""
+    """One experiment.  The defaults train FedAvg on digits, partitioned by Dirichlet(0.1)."""
 
     name: OptionalFileName = ""
     seed: Seed = 0

@@ -188,7 +188,7 @@ class StrategyPart(Part):
     """The federated algorithm."""
 
     kind = "strategy"
-    name: str = "fedsign"
+    name: str = "fedavg"
 
 
 class EnginePart(Part):

@@ -35,7 +35,7 @@ _HEAD = """\
 
 FedSign pushes every weight along its sign in the received model. [`fedsign ablate`](how-to/ablate.md) measures
 how much of its gain depends on these signs: it trains FedSign, FedAvg, and one control per simpler explanation with
-the same rounds, clients, splits, and seeds.
+the same rounds, clients, splits (`partition.name=dirichlet_prefix`), and seeds.
 
 Differences are paired by seed, in points of test accuracy, each with its own 95 % interval. Verdicts come
 from tests corrected for all differences of an ablation: **+** better, **−** worse, ? too few seeds to tell. The

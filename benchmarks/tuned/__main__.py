@@ -28,9 +28,10 @@ _HEAD = """\
 
 The six methods in the results table of the FedSign paper, each tuned with the same number of trials over its own
 hyperparameters, learning rate, momentum, weight decay, and the scale of the initial weights. Trials are scored on
-held-out training samples under Dirichlet(0.5). The best settings are then trained on all training samples, under all
-splits, with seeds that no trial used. The tables show test accuracy in percent; verdicts come from tests of all pairs
-over all splits, corrected together. Experiments and commands: [benchmarks/tuned](../benchmarks/tuned/README.md)."""
+held-out training samples under Dirichlet(0.5) (`dirichlet_prefix`). The best settings are then trained on all training
+samples, under all splits, with seeds that no trial used. The tables show test accuracy in percent; verdicts come from
+tests of all pairs over all splits, corrected together. Experiments and commands:
+[benchmarks/tuned](../benchmarks/tuned/README.md)."""
 AT_CHANCE = 0.12  # accuracy or less, of ten classes; the largest of MNIST has 11 %
 _POINTS = Scale(decimals=2, percent=True, factor=100)
 _LEFT_OUT = ("environment", "path", "population", "folders")  # specific to a machine, or large

@@ -39,7 +39,7 @@ def test_as_toml_it_is_an_experiment_alone(tmp_path: Path) -> None:
 def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
     for words, said in (
         (["client.lr"], "data.validation_fraction=0 was given"),
-        (["strategy.gam", "--set", "data.validation_fraction=0.2"], "strategy.gamma"),
+        (["strategy.gam", "--set", "strategy.name=fedsign", "--set", "data.validation_fraction=0.2"], "strategy.gamma"),
         (["client.lr", "--set", "data.validation_fraction=0.2", "--method", "rgo"], "rgu"),
     ):
         done = fedsign("tune", "learn", *words, folder=tmp_path)

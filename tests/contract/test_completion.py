@@ -119,7 +119,7 @@ def test_the_table_is_up_to_date() -> None:
         (["run", "--set", "client."], {"client.lr=", "client.optimizer."}, {"client.optimizer.name=", "rounds="}),
         (["run", "--set", "strategy.name=fed"], {"strategy.name=fedavg"}, {"strategy.name=scaffold"}),
         (["run", "--set", "client.path="], {"client.path=auto"}, set()),
-        (["run", "--set", "strategy."], {"strategy.name=", "strategy.gamma=", "strategy.mu="}, set()),
+        (["run", "--set", "strategy."], {"strategy.name=", "strategy.weighting=", "strategy.mu="}, set()),
         (["run", "--set", "strategy.name=fedprox", "--set", "strategy."], {"strategy.mu="}, {"strategy.gamma="}),
         (["run", "--set=strategy.name=fedp"], {"--set=strategy.name=fedprox"}, set()),
         (["list", "str"], {"strategies"}, {"models"}),

@@ -259,9 +259,9 @@ def test_of_draws_that_all_fail_the_one_that_lacks_least_is_filled_up() -> None:
     """The draws are replayed with no minimum; the distance is summed up by hand."""
     train, rng = samples(400, 4), np.random.default_rng(5)
     labels = train.targets.numpy()
-    draws = [draw_counts(np.bincount(labels), 40, 0.1, 0, rng).T for _ in range(max_draws(4, 40))]
+    draws = [draw_counts(np.bincount(labels), 40, 0.1, 0, rng, is_prefix=True).T for _ in range(max_draws(4, 40))]
     deficits = [int(sum(max(6 - size, 0) for size in draw.sum(axis=1))) for draw in draws]
-    split = dirichlet(train, 40, np.random.default_rng(5), alpha=0.1, min_partition_size=6)
+    split = dirichlet_prefix(train, 40, np.random.default_rng(5), alpha=0.1, min_partition_size=6)
     assert 0 < split.num_moved == min(deficits) < deficits[-1]
     drawn, dealt = draws[deficits.index(min(deficits))], counts_of(split, labels)
     expected = []

@@ -28,7 +28,7 @@ def test_a_run_prints_its_figures_and_leaves_results_and_a_report(
     monkeypatch.setenv("FORCE_COLOR", "1")  # what Rich takes for a terminal
     done = fedsign("run", *QUICK, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "runs" / "digits-fedsign").iterdir()
+    (run,) = (tmp_path / "runs" / "digits-fedavg").iterdir()
     assert str(run.relative_to(tmp_path)) in done.stdout
     assert "accuracy" in done.stdout
     assert "round   2/2" in done.stderr  # the progress bar
@@ -42,7 +42,7 @@ def test_without_a_terminal_there_is_the_folder_first_and_then_a_line_every_30_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = fedsign("run", *QUICK, folder=tmp_path)
-    (run,) = (tmp_path / "runs" / "digits-fedsign").iterdir()
+    (run,) = (tmp_path / "runs" / "digits-fedavg").iterdir()
     first, last = done.stderr.splitlines()
     assert first == f"run {run.relative_to(tmp_path)}"
     assert last.startswith("round 2/2  accuracy 0.")
@@ -61,9 +61,9 @@ def test_without_a_terminal_there_is_the_folder_first_and_then_a_line_every_30_s
 
 def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path: Path) -> None:
     assert fedsign("run", *QUICK, folder=tmp_path).returncode == 0
-    (first,) = (tmp_path / "runs" / "digits-fedsign").iterdir()
+    (first,) = (tmp_path / "runs" / "digits-fedavg").iterdir()
     assert fedsign("run", str(first / "config.toml"), folder=tmp_path).returncode == 0
-    (second,) = {*(tmp_path / "runs" / "digits-fedsign").iterdir()} - {first}
+    (second,) = {*(tmp_path / "runs" / "digits-fedavg").iterdir()} - {first}
     assert (first / "rounds.jsonl").read_bytes() == (second / "rounds.jsonl").read_bytes()
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
 
@@ -85,7 +85,7 @@ def test_runs_lists_what_is_on_disk(tmp_path: Path) -> None:
 
 def test_report_writes_the_page_again(tmp_path: Path) -> None:
     assert fedsign("run", *QUICK, *settings(callbacks=[]), folder=tmp_path).returncode == 0
-    (run,) = (tmp_path / "runs" / "digits-fedsign").iterdir()
+    (run,) = (tmp_path / "runs" / "digits-fedavg").iterdir()
     assert not (run / "report.html").exists()
     done = fedsign("report", str(run), folder=tmp_path)
     assert done.returncode == 0
@@ -100,7 +100,7 @@ def test_a_former_key_is_one_line_of_warning(tmp_path: Path) -> None:
 
 def test_resume_adds_rounds_but_refuses_another_experiment(tmp_path: Path) -> None:
     assert fedsign("run", *QUICK, folder=tmp_path).returncode == 0
-    (run,) = (tmp_path / "runs" / "digits-fedsign").iterdir()
+    (run,) = (tmp_path / "runs" / "digits-fedavg").iterdir()
     assert fedsign("run", "--resume", str(run), *settings(rounds=3), folder=tmp_path).returncode == 0
     assert len((run / "rounds.jsonl").read_text().splitlines()) == 3
     refused = fedsign("run", "--resume", str(run), *settings(client__lr=0.5), folder=tmp_path)

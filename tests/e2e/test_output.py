@@ -25,7 +25,7 @@ def test_quiet_prints_results_only(arguments: list[str], tmp_path: Path) -> None
 def test_json_lines_hold_the_progress_as_numbers(tmp_path: Path) -> None:
     done = fedsign(*QUICK, "--log-json", "--log-every=0", folder=tmp_path)
     first, *rounds = map(json.loads, done.stderr.splitlines())
-    (run,) = (tmp_path / "runs" / "digits-fedsign").iterdir()
+    (run,) = (tmp_path / "runs" / "digits-fedavg").iterdir()
     assert first["message"] == f"run {run.relative_to(tmp_path)}" and first["level"] == "info"
     recorded = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     for line, record in zip(rounds, recorded, strict=True):

@@ -165,7 +165,7 @@ def test_tensorboard_has_every_number_of_every_round_the_settings_and_the_end(ti
         tag: accumulator(done).Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
         for tag in ("configuration", "environment", "outcome")
     }
-    assert 'name = "fedsign"' in texts["configuration"]
+    assert 'name = "fedavg"' in texts["configuration"]
     assert f"| git | {done.folder.environment['git']} |" in texts["environment"]
     assert "| status | finished |" in texts["outcome"]
 
@@ -220,7 +220,7 @@ def test_a_failed_run_is_marked_as_failed_and_its_rounds_are_there(
         pytest.importorskip(name, reason=f"{name} is not installed")
     with pytest.raises(RoundError):
         run({**tiny, "rounds": 5, "callbacks": ALL}, callbacks=[Raises(RoundError("no replies"), after=2)])
-    (path,) = (tmp_path / "runs" / "digits-fedsign").iterdir()
+    (path,) = (tmp_path / "runs" / "digits-fedavg").iterdir()
     done = open_run(path)
     assert session(done)[1] == 2  # STATUS_FAILURE
     client, there = mlflow_run(done, tmp_path)
@@ -257,7 +257,7 @@ def test_a_run_killed_behind_its_checkpoint_goes_on_in_the_same_tracker_runs_wit
     )
     killed = subprocess.run([sys.executable, "-c", program, json.dumps(changes)], check=False, timeout=300)
     assert killed.returncode == -signal.SIGKILL
-    (path,) = (tmp_path / "runs" / "digits-fedsign").iterdir()
+    (path,) = (tmp_path / "runs" / "digits-fedavg").iterdir()
     before = read_json(path / STATE_FILE)
     assert {name: state["last_sent"] for name, state in before.items()} == dict.fromkeys(ALL, 7)
 

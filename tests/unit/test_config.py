@@ -39,7 +39,7 @@ DEFAULT_EXPERIMENT = {
     },
     "partition": {"name": "dirichlet", "num_clients": 50, "alpha": 0.1, "min_partition_size": 4},
     "model": {"name": "mlp", "start": "", "init_scale": 1.0, "hidden": [128, 128], "projection_dim": 0},
-    "strategy": {"name": "fedsign", "gamma": 0.0003, "reduction": "sum", "weighting": "uniform", "weights": []},
+    "strategy": {"name": "fedavg", "weighting": "uniform", "weights": []},
 }
 
 trees = st.fixed_dictionaries(
@@ -226,12 +226,12 @@ def test_a_leaf_from_which_nothing_would_follow_is_refused(path: str) -> None:
         ("server.clients_per_round=2", "'server.clients_per_round'. Did you mean 'cohort_size'?"),
         ("fraction_fit=0.1", "'fraction_fit'. Did you mean 'server.cohort_size'?"),
         ("lr=0.1", "'lr'. Did you mean 'client.lr'?"),
-        ("gamma=0.1", "'gamma'. Did you mean 'strategy.gamma'?"),
+        ("weighting=uniform", "'weighting'. Did you mean 'strategy.weighting'?"),
         ("alpha=0.1", "'alpha'. Did you mean 'partition.alpha'?"),
         ("client.momentum=0.1", "'client.momentum'. Did you mean 'client.optimizer.momentum'?"),
         ("zzz=1", "'zzz'. Known here: name, seed, rounds,"),
         ("client.optimizer.momentun=0.5", "'client.optimizer.momentun'. Did you mean 'momentum'?"),
-        ("strategy.gama=0.1", "'strategy.gama'. Did you mean 'gamma'?"),
+        ("strategy.weigting=uniform", "'strategy.weigting'. Did you mean 'weighting'?"),
         ("partition.num_client=5", "'partition.num_client'. Did you mean 'num_clients'?"),
         ("engine.thread=2", "'engine.thread'. Did you mean 'threads'?"),
         ("strategy.name=fedsing", "strategy 'fedsing' is not known. Did you mean 'fedsign'? Expected one of"),
@@ -254,7 +254,10 @@ def test_a_misspelt_name_is_answered_with_the_nearest(override: str, expected: s
         (["rounds=0"], ["rounds=0", "greater than 0"]),
         (["rounds=few"], ["rounds='few'", "integer"]),
         (["client.optimizer.momentum=1"], ["client.optimizer.momentum=1", "less than 1"]),
-        (["strategy.reduction=max"], ["strategy.reduction='max'", "'sum', 'tensor_mean' or 'mean'"]),
+        (
+            ["strategy.name=fedsign", "strategy.reduction=max"],
+            ["strategy.reduction='max'", "'sum', 'tensor_mean' or 'mean'"],
+        ),
         (["name=a/b"], ["name='a/b'"]),
         (["server.cohort_size=51"], ["server.cohort_size=51", "50 clients"]),
         (["server.min_replies=11"], ["server.min_replies=11", "server.cohort_size=10"]),
@@ -283,7 +286,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest(override: str, expected: s
         (["rounds=true"], ["rounds=true", "a number, not true or false"]),
         (["client.lr=true"], ["client.lr=true", "a number, not true or false"]),
         (["client.lr=inf"], ["client.lr=inf", "a finite number"]),
-        (["strategy.gamma=true"], ["strategy.gamma=true", "a number, not true or false"]),
+        (["strategy.name=fedsign", "strategy.gamma=true"], ["strategy.gamma=true", "a number, not true or false"]),
         (["client.optimizer.nesterov=true", "client.optimizer.momentum=0"], ["nesterov=true", "momentum above 0"]),
         (["client.optimizer.name=adamw", "client.optimizer.beta1=1"], ["beta1=1", "less than 1"]),
         (['metrics=["accuracy","accuracy"]'], ["'accuracy' 2 times"]),
@@ -372,10 +375,10 @@ def test_the_order_of_overrides_does_not_matter() -> None:
 
 def test_a_configuration_is_frozen() -> None:
     config = load()
-    for part, key in ((config, "seed"), (config.client, "lr"), (config.strategy, "name"), (config.strategy, "gamma")):
+    for part, key in ((config, "seed"), (config.client, "lr"), (config.strategy, "name"), (config.strategy, "weights")):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(part, key, 1)
-    config.strategy.settings["gamma"] = 1.0
+    config.strategy.settings["weights"] = [1.0]
     assert config == ExperimentConfig(**load().model_dump())
 
 

@@ -22,7 +22,7 @@ def named(strategy: str = "fedavg", **data: Any) -> str:
 
 
 def test_a_run_is_named_after_its_file_or_its_data_set_and_its_strategy() -> None:
-    assert from_dict({}).run_name == "digits-fedsign"
+    assert from_dict({}).run_name == "digits-fedavg"
     assert named(name="mnist", root="/srv/data") == "mnist-fedavg"
     assert named("anchored:Anchored", name="spirals:spirals", path="x.npz") == "spirals-Anchored"
     assert from_dict({"name": "mine"}).run_name == "mine"

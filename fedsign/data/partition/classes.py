@@ -5,7 +5,7 @@ the samples of a class are divided equally among its clients.  As in the authors
 turn, the others at random.
 
 Differs: with fewer clients than classes, the turn continues until every class is assigned, so no sample is left out.
-The order of classes in the turn is random.
+The order of classes in the turn is random, but clients k and k + C begin with the same class.
 """
 
 import numpy as np

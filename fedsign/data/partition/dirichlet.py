@@ -1,7 +1,13 @@
 """Dirichlet label skew: client k gets the share p_k of each class, p ~ Dirichlet(alpha) per class.
 
-Source: Hsu et al. 2019 (arXiv 1909.06335), in the per-class form that most benchmarks use: each class is shuffled and
-cut at the cumulative shares of a fresh draw.  With a small alpha, a client has few classes.
+Source: Hsu et al. 2019 (arXiv 1909.06335), in the per-class form that most benchmarks use.  With a small alpha, a
+client has few classes.
+
+[Note: exchangeable clients] A client's index says nothing about its size or classes.  Of n samples of a class, client k
+gets floor(n P_k + u) - floor(n P_(k-1) + u), with cumulative shares P and u uniform in [0, 1) (systematic sampling):
+that is n p_k on average, rounded up or down, and all n in total.  Finally, the clients are permuted, which also hides
+who came last in the cut and whom the filling up below took first.  With u = 0 and no permutation, rounding errors of
+all classes go to the last client; this is the cut of `fedsign.data.partition.prefix`.
 
 Every client gets at least `min_partition_size` samples.  Like other implementations, we redraw until this holds, but at
 most `_MAX_DRAWS` times, and fewer for large draws, which limits all draws together to `_MAX_SHARES` numbers (well under
@@ -14,10 +20,12 @@ import heapq
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsign.data.base import AnySamples, IntArray
 from fedsign.data.partition.base import AtLeastOne, Concentration, Split, class_labels, group, label_distance, need
 
+FloatArray = npt.NDArray[np.float64]
 # C = classes, K = clients
 _MAX_DRAWS = 5_000
 _MAX_SHARES = 2_500_000
@@ -46,7 +54,13 @@ def by_class(train: AnySamples, name: str) -> list[IntArray]:
 
 
 def deal(
-    groups: Sequence[IntArray], num_clients: int, alpha: float, min_partition_size: int, rng: np.random.Generator
+    groups: Sequence[IntArray],
+    num_clients: int,
+    alpha: float,
+    min_partition_size: int,
+    rng: np.random.Generator,
+    *,
+    is_prefix: bool = False,
 ) -> Split:
     """Partition the samples of each class; see the module docstring.
 
@@ -56,11 +70,12 @@ def deal(
     class_sizes = np.array([len(index) for index in groups])
     num_samples = int(class_sizes.sum())
     need(num_samples, num_clients=num_clients, each=min_partition_size, setting="min_partition_size")
-    drawn = draw_counts(class_sizes, num_clients, alpha, min_partition_size, rng)
+    drawn = draw_counts(class_sizes, num_clients, alpha, min_partition_size, rng, is_prefix=is_prefix)
     counts = fill_up(drawn, min_partition_size)
+    clients = np.arange(num_clients) if is_prefix else rng.permutation(num_clients)
     owner_of = np.empty(num_samples, dtype=np.int64)
     for index, row in zip(groups, counts, strict=True):
-        owner_of[rng.permutation(index)] = np.repeat(np.arange(num_clients), row)
+        owner_of[rng.permutation(index)] = np.repeat(clients, row)
     return Split(
         indices=group(owner_of, num_clients),
         num_moved=num_moved(drawn, counts),
@@ -69,22 +84,38 @@ def deal(
 
 
 def draw_counts(
-    class_sizes: IntArray, num_clients: int, alpha: float, minimum: int, rng: np.random.Generator
+    class_sizes: IntArray,
+    num_clients: int,
+    alpha: float,
+    minimum: int,
+    rng: np.random.Generator,
+    *,
+    is_prefix: bool = False,
 ) -> IntArray:
     """Samples per class and client, [C, K]: the first draw without a shortfall, or the one with the smallest."""
     # [C, K]; replaced by the first draw, since any shortfall is below infinity
     best, least = np.empty(0, dtype=np.int64), np.inf
     for _ in range(max_draws(len(class_sizes), num_clients)):
         shares = rng.dirichlet(np.full(num_clients, alpha), size=len(class_sizes))  # [C, K]
-        # cutting at cumulative shares keeps rounding errors from adding up, and deals out every sample
-        cuts = (np.cumsum(shares, axis=1)[:, :-1] * class_sizes[:, None]).astype(np.int64)
-        counts = np.diff(cuts, axis=1, prepend=0, append=class_sizes[:, None])
+        counts = cut(shares, class_sizes, np.zeros(len(class_sizes)) if is_prefix else rng.random(len(class_sizes)))
         lacking = np.maximum(minimum - counts.sum(axis=0), 0).sum()
         if lacking < least:
             best, least = counts, lacking
         if not lacking:
             break
     return best
+
+
+def cut(shares: FloatArray, class_sizes: IntArray, starts: FloatArray) -> IntArray:
+    """Samples per class and client from the shares, both [C, K]; `starts` [C] is u of [Note: exchangeable clients].
+
+    >>> cut(np.array([[0.25, 0.25, 0.5]]), np.array([2]), np.array([0.6])).tolist()
+    [[1, 0, 1]]
+    """
+    ends = np.cumsum(shares, axis=1)[:, :-1] * class_sizes[:, None] + starts[:, None]
+    # a sum of shares may exceed 1 by a rounding error
+    cuts = np.minimum(ends.astype(np.int64), class_sizes[:, None])
+    return np.diff(cuts, axis=1, prepend=0, append=class_sizes[:, None])
 
 
 def max_draws(num_classes: int, num_clients: int) -> int:
@@ -99,7 +130,7 @@ def max_draws(num_classes: int, num_clients: int) -> int:
 def fill_up(counts: IntArray, minimum: int) -> IntArray:
     """Move samples one by one from the largest client's largest class to clients below the minimum; [C, K].
 
-    Ties are broken by the lowest index.
+    Ties are broken by the lowest index; `deal` permutes the clients afterwards.
     """
     # a copy: the caller compares the result with what was drawn
     by_client = counts.T.copy()  # [K, C]

@@ -1,4 +1,4 @@
-"""IID: shuffled, then cut into parts whose sizes differ by at most one."""
+"""IID: shuffled, then cut into parts whose sizes differ by at most one; the first clients have the larger ones."""
 
 import numpy as np
 

@@ -23,7 +23,7 @@ def dirichlet_prefix(
     min_partition_size: AtLeastOne = 4,
 ) -> Split:
     """Partition by class; see `dirichlet`."""
-    return deal(by_class(train, "dirichlet_prefix"), num_clients, alpha, min_partition_size, rng)
+    return deal(by_class(train, "dirichlet_prefix"), num_clients, alpha, min_partition_size, rng, is_prefix=True)
 
 
 def quantity_prefix(
@@ -35,5 +35,5 @@ def quantity_prefix(
     min_partition_size: AtLeastOne = 4,
 ) -> Split:
     """Partition shuffled samples into parts of very different sizes; see `quantity`."""
-    split = deal([np.arange(len(train))], num_clients, alpha, min_partition_size, rng)
+    split = deal([np.arange(len(train))], num_clients, alpha, min_partition_size, rng, is_prefix=True)
     return replace(split, moved_label_distance=None)

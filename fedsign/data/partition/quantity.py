@@ -2,8 +2,8 @@
 
 Source: Li et al. 2022, NIID-Bench (arXiv 2102.02079), section IV-C.  Client k has the share p_k, p ~ Dirichlet(alpha),
 drawn from all classes alike.  With a small alpha, a few clients hold nearly everything.  `min_partition_size` is
-enforced as in the Dirichlet partition, of which this is the single-class case.  Labels are ignored, so regressions
-can be partitioned too.
+enforced as in the Dirichlet partition, of which this is the single-class case; clients are exchangeable, too.  Labels
+are ignored, so regressions can be partitioned.
 """
 
 from dataclasses import replace

@@ -6,7 +6,7 @@ each of 100 clients, so most clients have two digits only.
 Samples of a class are shuffled before the cut.  If sizes do not divide evenly, shards differ by at most one sample, and
 all samples are assigned.  K clients with s shards hold at most K s + C - 1 pairs (shard, class), since each of the
 C - 1 class boundaries lies in at most one shard.  If no class is smaller than a shard, a client has at most 2 s
-classes.  A regression is sorted by its target.
+classes.  A regression is sorted by its target.  Shards are dealt at random, so an index says nothing about a client.
 """
 
 import numpy as np
