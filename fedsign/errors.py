@@ -5,7 +5,18 @@ command line: 2 for a mistake that the user can correct before a run, 1 for a ru
 """
 
 import difflib
+import errno
 from collections.abc import Iterable, Mapping
+
+_NO_MEMORY = (  # what torch, CUDA, C++, and the loader of libraries say
+    "out of memory",
+    "allocate memory",
+    "not enough memory",
+    "bad_alloc",
+    "ALLOC_FAILED",
+    "failed to map segment",
+    "can't start new thread",
+)
 
 
 class FedSignError(Exception):
@@ -48,6 +59,10 @@ class ResumeError(ResultsError):
 
 class DiskFullError(FedSignError):
     """The disk is full; what was written is intact, and the run can be resumed."""
+
+
+class MemoryShortageError(FedSignError):
+    """Memory ran out, of this machine, of a limit such as `ulimit -v`, or of a GPU."""
 
 
 class CodecError(FedSignError):
@@ -96,6 +111,22 @@ class EngineError(FedSignError):
 
 class LinkLostError(EngineError):
     """The connection to the SuperLink is lost; the run can be resumed once it is back."""
+
+
+def shortage_of(error: BaseException) -> MemoryShortageError | None:
+    """The error of a shortage of memory, if that is what an error or one of its causes is."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, MemoryShortageError):
+        is_own = isinstance(found, FedSignError) or not isinstance(found, OSError | RuntimeError | ImportError)
+        says_so = not is_own and any(words in str(found) for words in _NO_MEMORY)
+        if says_so or isinstance(found, MemoryError) or getattr(found, "errno", None) == errno.ENOMEM:
+            whose = "the GPU" if "CUDA" in str(found) else "this machine, or its limit (ulimit -v),"
+            return MemoryShortageError(
+                f"the memory of {whose} does not suffice; 'fedsign estimate memory' says what an experiment needs: "
+                "lower client.batch_size, client.chunk, engine.workers, or the size of model and data."
+            )
+        found = found.__cause__
+    return found
 
 
 def nearest(given: str, candidates: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from fedsign.errors import ReplyError
+from fedsign.errors import ReplyError, shortage_of
 
 Tensors = dict[str, Tensor]
 OtherT = TypeVar("OtherT")
@@ -177,7 +177,9 @@ def one_by_one(results: Iterable[TrainReply | CohortReply | OtherT]) -> Iterator
 def failure_of(partition: int, error: Exception) -> Failure:
     """A client's exception as a failure: one line, plus the traceback unless the line is enough."""
     is_refused = isinstance(error, ReplyError)
-    reason = " ".join(str(error).split() if is_refused else f"{type(error).__name__}: {error}".split())
+    shortage = shortage_of(error)
+    said = str(shortage or error) if shortage or is_refused else f"{type(error).__name__}: {error}"
+    reason = " ".join(said.split())
     details = "" if is_refused and error.__cause__ is None else "".join(traceback.format_exception(error))
     return Failure(partition=partition, reason=reason, details=details)
 

@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 from fedsign._version import __version__
 from fedsign.capabilities import CAPABILITIES
 from fedsign.companions import import_packages
-from fedsign.errors import ConfigError, FedSignError
+from fedsign.errors import ConfigError, FedSignError, ResultsError, shortage_of
 from fedsign.extensions import load
 from fedsign.former_names import COMMANDS, KEYS, FormerNameWarning, warn
 from simulations.options import ConfigArgument, JsonOption, RunArgument, SetOption, ShowConfigOption, Stopped
@@ -381,8 +381,8 @@ def main() -> None:
     except Exception as error:
         if os.environ.get(TRACEBACK, "0").lower() not in ("", "0", "false", "no"):
             raise
-        if isinstance(error, FedSignError):
-            _leave(messages.output, str(error), error.exit_code, level="error")
+        if mistake := _mistake_in(error):
+            _leave(messages.output, str(mistake), mistake.exit_code, level="error")
         message = next(iter(str(error).strip().splitlines()), "no message")
         _leave(
             messages.output,
@@ -391,6 +391,21 @@ def main() -> None:
             1,
             level="error",
         )
+
+
+def _mistake_in(error: Exception) -> FedSignError | None:
+    """The error that tells a user what to do; None if it may be a bug."""
+    if isinstance(error, OSError) and error.strerror and not shortage_of(error):
+        named = error.filename if isinstance(error.filename, str | bytes) else ""
+        path = os.fsencode(named).decode("utf-8", "backslashreplace")
+        what = f"{path} cannot be used" if path else "this machine refused a step"
+        return ResultsError(
+            f"{what} ({error.strerror}); correct the path, or let this user do so ({TRACEBACK}=1 shows where)."
+        )
+    if isinstance(error, UnicodeEncodeError):  # Python's stand-in for bytes of a file's name that are not UTF-8
+        given = ascii(error.object[max(0, error.start - 40) : error.end + 40])
+        return ConfigError(f"a path or a setting, {given}, is not UTF-8 text; rename the file or folder.")
+    return shortage_of(error) or (error if isinstance(error, FedSignError) else None)
 
 
 def _show_warning(

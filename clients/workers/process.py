@@ -19,7 +19,7 @@ from clients.local_trainers import provider_of
 from clients.trainer import LocalTrainer, make_optimizer
 from clients.workers.messages import GivenStates, Result, partitions_of, request_from, result_message
 from clients.workers.shared_data import workload_from
-from fedsign.errors import DiskFullError, FedSignError
+from fedsign.errors import DiskFullError, FedSignError, shortage_of
 from fedsign.records import CohortReply, Failure, Tensors, failure_of
 from fedsign.transport.connection import Connection, Message
 from fedsign.transport.tensors import Layout, SharedFile
@@ -47,7 +47,7 @@ def main(parent: Connection) -> None:
     except DiskFullError as error:
         parent.send({"full": str(error)})
     except FedSignError as error:
-        parent.send({"defect": str(error)})
+        parent.send({"defect": str(shortage_of(error) or error)})
     except Exception as error:  # any error is reported to the parent
         logging.getLogger("fedsign").exception("a worker process cannot go on")
         parent.send({"defect": failure_of(0, error).reason})

@@ -8,6 +8,7 @@ import atexit
 import json
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -37,9 +38,9 @@ _server.set_forkserver_preload([*_IMPORTED_ONCE, __name__])
 
 
 def fedsign(
-    *arguments: str, folder: Path, timeout_s: float = 300, fresh: bool = False
+    *arguments: str, folder: Path, timeout_s: float = 300, fresh: bool = False, spare_bytes: int | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `fedsign ARGUMENTS` in a folder; `fresh` in an interpreter of its own.
+    """Run `fedsign ARGUMENTS` in a folder; `fresh` in an interpreter of its own; else with `spare_bytes` of memory.
 
     Raises:
         subprocess.TimeoutExpired: it took longer; it has been killed.
@@ -49,7 +50,7 @@ def fedsign(
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
     with tempfile.TemporaryDirectory() as outputs:
         out, err = Path(outputs, "out"), Path(outputs, "err")
-        process = _server.Process(target=_command, args=(arguments, folder, dict(os.environ), out, err))
+        process = _server.Process(target=_command, args=(arguments, folder, dict(os.environ), out, err, spare_bytes))
         process.start()
         process.join(timeout_s)
         if process.exitcode is None:
@@ -68,8 +69,18 @@ def analyze(*words: Any) -> dict[str, Any]:
     return found
 
 
-def _command(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> None:
+def _command(
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    out: Path,
+    err: Path,
+    spare: int | None,
+) -> None:
     """In the forked process: `python -m simulations.cli ARGUMENTS`, as far as the command can tell."""
+    if spare is not None:  # as `ulimit -v` after the imports
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + spare,) * 2)
     for stream, path in ((1, out), (2, err)):
         with path.open("wb") as file:
             os.dup2(file.fileno(), stream)

@@ -1,5 +1,6 @@
 """The command line, as a user starts it."""
 
+import errno
 import json
 import logging
 import math
@@ -204,6 +205,46 @@ def test_an_unexpected_exception_is_one_line_unless_its_place_is_asked_for(
     monkeypatch.setenv("FEDSIGN_TRACEBACK", "1")
     with pytest.raises(ZeroDivisionError):
         left_with(ZeroDivisionError("by zero"), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "said"),
+    [
+        ([20_000] * 2, "Error: the memory of this machine"),
+        ([2_500] * 2, "First failure: client 14: the memory of"),
+    ],
+    ids=["server", "clients"],
+)
+def test_too_little_memory_names_the_command_that_estimates_it(hidden: list[int], said: str, tmp_path: Path) -> None:
+    """1.6 GB where 100 MB are left; and 25 MB for the model, its gradients, updates, and copies."""
+    failed = fedsign("run", *settings(model__hidden=hidden, rounds=1), folder=tmp_path, spare_bytes=100 * 2**20)
+    assert failed.returncode == 1 and "bug in FedSign" not in failed.stderr and "allocate" not in failed.stderr
+    assert said in failed.stderr and "'fedsign estimate memory' says what an experiment needs" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "/data/x"), "/data/x cannot be used (Is a directory)"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", b"/data/\xff"),
+            "/data/\\xff cannot be used (Permission denied)",
+        ),
+        (OSError(errno.EROFS, "Read-only file system", "/data/x"), "/data/x cannot be used (Read-only file system)"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), "cannot be used (File name too long)"),
+        (OSError(errno.EMFILE, "Too many open files"), "this machine refused a step (Too many open files)"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "the memory of this machine, or its limit"),
+        (UnicodeEncodeError("utf-8", "/data/\udcff", 6, 7, "surrogates not allowed"), r"'/data/\udcff', is not UTF-8"),
+        (MemoryError(), "the memory of this machine, or its limit"),
+    ],
+    ids=repr,
+)
+def test_what_the_machine_refuses_is_no_bug(
+    error: OSError, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left_with(error, monkeypatch)
+    printed = capsys.readouterr().err
+    assert said in printed and "bug in FedSign" not in printed and printed.count("\n") == 1
 
 
 def left_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> object:

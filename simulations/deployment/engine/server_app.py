@@ -19,7 +19,7 @@ from clients.deployment.node import COUNTS_KEY, RUN_KEY, TOKENIZER_KEY
 from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY
 from fedsign.data.base import fingerprint
-from fedsign.errors import FedSignError
+from fedsign.errors import FedSignError, shortage_of
 from fedsign.flower.shims import quiet_flower
 from fedsign.flower.superlink_grid import SuperLinkGrid
 from fedsign.storage.results import RunFolder
@@ -60,7 +60,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         with quiet_flower():
             _run(SuperLinkGrid(cast(HttpGrid, grid)), settings[EXPERIMENT_KEY], folder, name=settings[RUN_KEY])
-    except Exception as error:
+    except Exception as caught:
+        error = shortage_of(caught) or caught
         # the command raises the error again by the name of its class
         kind = type(error).__name__
         message = str(error) if isinstance(error, FedSignError) else f"{kind}: {error}"

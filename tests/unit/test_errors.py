@@ -1,0 +1,67 @@
+"""A shortage of memory is told from other errors, whoever reports it."""
+
+import errno
+import mmap
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from fedsign.errors import DataError, MemoryShortageError, ReplyError, shortage_of
+from fedsign.records import failure_of
+
+PETABYTE = 2**50
+
+
+def raising(error: Exception) -> Callable[[], object]:
+    def call() -> object:
+        raise error
+
+    return call
+
+
+def as_cause() -> object:
+    try:
+        return np.empty(PETABYTE)
+    except MemoryError as error:
+        raise DataError("the table cannot be read; correct the file.") from error
+
+
+SHORTAGES: dict[str, Callable[[], object]] = {
+    "torch": lambda: torch.empty(PETABYTE),
+    "NumPy": lambda: np.empty(PETABYTE),
+    "Python": lambda: bytearray(PETABYTE),
+    "a map": lambda: mmap.mmap(-1, PETABYTE),
+    "the cause of another error": as_cause,
+    "a fork": raising(OSError(errno.ENOMEM, "Cannot allocate memory")),
+    "a library": raising(ImportError("libx.so: failed to map segment from shared object")),
+    "a GPU": raising(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total ...")),
+    "a kernel of a GPU": raising(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")),
+}
+
+
+@pytest.mark.parametrize("whose", SHORTAGES)
+def test_a_shortage_of_memory_is_one_sentence_with_a_remedy(whose: str) -> None:
+    with pytest.raises((MemoryError, OSError, RuntimeError, ImportError, DataError)) as caught:
+        SHORTAGES[whose]()
+    found = shortage_of(caught.value)
+    assert isinstance(found, MemoryShortageError) and "'fedsign estimate memory'" in str(found)
+    assert ("of the GPU" in str(found)) == ("GPU" in whose)
+    failure = failure_of(3, caught.value)  # what a client answers
+    assert failure.reason == str(found) and "Traceback" in failure.details
+    assert shortage_of(found) is found
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EACCES, "Permission denied"),
+        RuntimeError("the size of tensor a (3) must match"),
+        ValueError("out of memory lanes"),
+        ReplyError("the reply says that memory ran out of memory"),
+    ],
+    ids=repr,
+)
+def test_other_errors_are_none(error: Exception) -> None:
+    assert shortage_of(error) is None
