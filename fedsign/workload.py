@@ -22,7 +22,8 @@ from fedsign.data.base import AnySamples, Dataset, IntArray, normalized
 from fedsign.data.checks import RULES as FIT_RULES
 from fedsign.data.checks import Fit, checked_dataset
 from fedsign.data.client_data import ClientData, client_data_of
-from fedsign.data.normalize import Normalization
+from fedsign.data.contract import with_numbers
+from fedsign.data.normalize import IDENTITY, Normalization
 from fedsign.data.partition.base import Split, split_of
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.splitting import hold_out_validation
@@ -35,7 +36,7 @@ from fedsign.models.transform import Transform, transforms_of
 from fedsign.models.weights import load_weights, scale_weights
 from fedsign.numerics import Numerics, device_of
 from fedsign.records import Role, roles_of
-from fedsign.registry import resolve
+from fedsign.registry import KINDS, resolve
 from fedsign.rules import check
 from fedsign.sections import Part
 from fedsign.seeding import Purpose, generator, global_stream
@@ -73,7 +74,15 @@ class Workload:
             if self.client_data is None:
                 dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
             check(FIT_RULES, Fit(dataset, config))
+            if dataset.text is None and not self._keeps_integers(dataset):
+                dataset = with_numbers(dataset)
             return normalized(dataset, part.normalize, Normalization(shift=part.mean, scale=part.std))
+
+    def _keeps_integers(self, dataset: Dataset) -> bool:
+        """Whether integer features reach the model as such: one of the user's own, which may embed them."""
+        part, is_own = self.config.data, self.config.model.name not in KINDS["model"].table
+        is_plain = part.normalize == "none" or (dataset.normalization == IDENTITY and not dataset.standardized)
+        return is_own and is_plain and part.normalize in ("none", "default") and part.augment == "none"
 
     @cached_property
     def data_digest(self) -> str:
@@ -165,6 +174,9 @@ class Workload:
             keys += ["partition", "engine", "server"]  # they determine which sites are read, and where
         if any(getattr(ours, key) != getattr(theirs, key) for key in keys):
             return
+        models = KINDS["model"].table
+        if (ours.model.name in models) != (theirs.model.name in models):
+            return  # which decides whether integer features stay integers
         cached = vars(other)  # cached_property stores its values there
         keys = ["dataset", "data_digest", *(["split"] if ours.partition == theirs.partition else [])]
         for key in keys:

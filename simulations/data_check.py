@@ -27,6 +27,7 @@ def check(config: ConfigArgument = None, overrides: SetOption = None, json: Json
     from fedsign import config as configs
     from fedsign.diagnosis.data import examine
     from fedsign.workload import Workload
+    from simulations import api
 
     experiment = configs.load(config, overrides or [])
     workload = Workload(experiment)
@@ -36,6 +37,7 @@ def check(config: ConfigArgument = None, overrides: SetOption = None, json: Json
             f"partition.name={experiment.partition.name} was given with engine.name={experiment.engine.name}, where "
             "the data stay at the sites: check a site's own with fedsign deploy check KIT --experiment FILE."
         )
+    workload = api.check(experiment, like=workload)  # whatever a run builds, so that it would start
     found = [(finding, rule.refuses) for rule, finding in examine(workload, num_fetched=_NUM_FETCHED)]
     if json:
         print_json([finding.record | {"is_refused": is_refused} for finding, is_refused in found])

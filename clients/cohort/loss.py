@@ -50,7 +50,7 @@ class CohortLoss:
         """
         outputs, contrast = self._passed(theta, buffers or {}, batch, context)
         # a task knows one batch axis: K clients with B samples are one batch of K B
-        losses = self._task.losses(outputs.flatten(0, 1), batch.targets.flatten()).view_as(batch.weights)
+        losses = self._task.losses(outputs.flatten(0, 1), batch.targets.flatten(0, 1)).view_as(batch.weights)
         total = (losses * batch.weights).sum()
         if contrast is not None:
             total = total + contrast.sum()

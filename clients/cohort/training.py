@@ -105,14 +105,14 @@ class CohortTraining:
         return features
 
     def _batches(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features [K, B, ...] and targets [K, B] of each step, fetched for several steps at once within `_AT_ONCE`."""
-        features, shape = self._samples.features, self._samples.shape
+        """Features and targets [K, B, ...] of each step, fetched for several steps at once within `_AT_ONCE`."""
+        features, targets, shape = self._samples.features, self._samples.targets, self._samples.shape
         step_bytes = chosen[0].numel() * max(1, prod(shape)) * features.element_size()
         for part in chosen.split(max(1, _AT_ONCE // step_bytes)):
             index = part.flatten()
             yield from zip(
                 features.index_select(0, index).view(*part.shape, *shape).unbind(),
-                self._samples.targets.index_select(0, index).view(part.shape).unbind(),
+                targets.index_select(0, index).view(*part.shape, *targets.shape[1:]).unbind(),
                 strict=True,
             )
 

@@ -64,7 +64,7 @@ def _trial_step(workload: Workload, model: nn.Module, objective: Objective) -> s
     shared = {name: torch.ones_like(tensor) for name, tensor in received.items()}  # which a strategy may send
     alone = LocalContext(received=received, state=state, shared=shared, unit_displacement=1.0, sizes=sizes)
     context = cohort_context([alone, replace(alone, unit_displacement=2.0)])
-    targets = samples.targets[:1].expand(2, 2).contiguous()
+    targets = samples.targets[:1].expand(4, *samples.targets.shape[1:]).unflatten(0, (2, 2)).contiguous()
     weights = torch.full((2, 2), 0.5, device=pair.device, dtype=next(iter(received.values())).dtype)
     stacked, features = CohortModel(model), torch.stack([pair, pair])
     buffers = {name: torch.stack([buffer, buffer]) for name, buffer in model.named_buffers()}

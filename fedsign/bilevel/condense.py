@@ -21,6 +21,7 @@ from fedsign.bilevel.unroll import Problem, Tree, final_state
 from fedsign.bilevel.updates import Adam, parameters_of
 from fedsign.data.base import AnySamples, Dataset, Samples
 from fedsign.data.checks import checked_dataset
+from fedsign.data.contract import with_numbers
 from fedsign.errors import DataError
 from fedsign.metrics.accuracy import accuracy
 from fedsign.numerics import device_of
@@ -60,7 +61,7 @@ class Condensation:
             DataError: the data are not images with classes, or not in [0, 1].
         """
         part, size = self.config.data, self.config.image_size
-        dataset = self.share or checked_dataset(part.build(self.config.seed), name=part.name)
+        dataset = self.share or with_numbers(checked_dataset(part.build(self.config.seed), name=part.name))
         if not dataset.target.class_names:
             raise DataError(
                 f"data '{part.name}' has no classes, but condensation makes images of each class; take another data "

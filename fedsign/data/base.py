@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedsign.data.items import features_of as features_of
 from fedsign.data.normalize import IDENTITY, Normalization, Preset, measured
-from fedsign.data.pixels import values_of
 from fedsign.data.target import Target, described
 from fedsign.errors import DataError
 from fedsign.former_names import warn
@@ -44,11 +44,11 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """Features [n, ...] (float) and targets [n] (int64 class labels, or real values), in memory.
+    """Features [n, ...] and targets [n, ...], in memory; `fedsign.data.contract` says as what they arrive.
 
     For text: tokens [n, T] (int64), or [n, T, 2] with their positions in packed documents, with the next tokens [n, T]
     as targets, -100 where a token is not scored.
-    `owners` [n] (int64, from 0) assigns samples to natural clients; None if there are none.
+    `owners` [n] assigns samples to natural clients; None if there are none.  A factory may give arrays or lists.
     `questions` [n] (any objects) holds what a metric may ask about a sample, or None.
     """
 
@@ -91,8 +91,8 @@ class Samples:
 class LazySamples:
     """Targets [n] in memory; features are fetched from `source`, one batch at a time.
 
-    An item's features may be a tensor, an array or a PIL image; uint8 values are scaled to [0, 1].  `positions` [n]
-    selects items of `source`; None selects all, in order.
+    An item's features may be a tensor, an array or a PIL image; uint8 values are scaled to [0, 1], and integers are
+    kept or become floats.  `positions` [n] selects items of `source`; None selects all, in order.
     """
 
     source: Source
@@ -101,6 +101,7 @@ class LazySamples:
     positions: Tensor | None = None
     normalization: Normalization = IDENTITY
     device: torch.device = _CPU
+    keeps_integers: bool = True
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -144,7 +145,10 @@ class LazySamples:
                 f"samples have features of the shapes {list(first)} and {list(second)}; expected one shape for all: "
                 "let the data set crop or resize them."
             )
-        return self.normalization.apply(torch.stack(items)).to(self.device), self.targets[index]
+        features = torch.stack(items)
+        if not self.keeps_integers:
+            features = features.float()
+        return self.normalization.apply(features).to(self.device), self.targets[index]
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, in batches."""
@@ -321,21 +325,3 @@ def normalized(dataset: Dataset, preset: Preset, constants: Normalization = IDEN
 
 def _measured(train: AnySamples, preset: Literal["per_channel", "unit"]) -> Normalization:
     return measured(preset, (features for features, _ in train.batches(_MEASURED_BATCH)))
-
-
-def features_of(item: Any) -> Tensor:
-    """The features of one torch Dataset item as float32; images as [channels, height, width].
-
-    >>> features_of((np.array([0, 255], dtype=np.uint8), 1)).tolist()
-    [0.0, 1.0]
-    """
-    features = item[0] if isinstance(item, tuple | list) else item
-    if not isinstance(features, Tensor):
-        # a copy: np.asarray of a PIL image is read-only, which torch warns about
-        if hasattr(features, "getbands"):  # a PIL image
-            values = np.atleast_3d(values_of(features)).transpose(2, 0, 1)
-        else:
-            values = np.array(features)
-        features = torch.from_numpy(np.ascontiguousarray(values))
-    # in place: .float() of bytes has made a new tensor
-    return features.float().div_(255) if features.dtype == torch.uint8 else features.float()

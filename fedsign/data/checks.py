@@ -1,5 +1,6 @@
 """Check that a factory's data can be trained on, and fit the task, the metrics and the augmentation."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedsign.config import ExperimentConfig
-from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
+from fedsign.data.base import AnySamples, Dataset, LazySamples
+from fedsign.data.contract import check_alike, check_lengths, met
 from fedsign.data.target import Target, TargetKind
 from fedsign.data.torch_dataset import from_torch, is_map_style
 from fedsign.errors import DataError
@@ -27,28 +29,17 @@ def checked_dataset(result: object, *, name: str) -> Dataset:
     Raises:
         DataError: the result is neither, or its features, targets or owners do not match.
     """
-    dataset = result if isinstance(result, Dataset) else _from_pair(result, name)
-    for part, samples in (("training", dataset.train), ("test", dataset.test)):
-        prefix = f"data.name={name} gives {part}"
-        _check_lengths(samples, prefix)
-        if dataset.text is not None:
-            _check_tokens(samples, dataset.text.vocabulary_size, prefix)
-            continue
-        _check_features(samples, prefix)
-        if dataset.class_names and not _are_labels(samples.targets, len(dataset.class_names)):
-            raise DataError(
-                f"{prefix} targets that are not integers from 0 to {len(dataset.class_names) - 1}, "
-                "the positions in class_names; correct them, or leave class_names empty for a regression."
-            )
-        if not torch.isfinite(samples.targets).all():
-            raise DataError(
-                f"{prefix} targets that are NaN or infinite; expected numbers: fill in or leave out what is missing."
-            )
-    if dataset.train.shape != dataset.test.shape:
-        raise DataError(
-            f"data.name={name} gives training features of shape {list(dataset.train.shape)} per sample and test "
-            f"features of {list(dataset.test.shape)}; expected one shape for both."
-        )
+    where = f"data.name={name} gives"
+    if not isinstance(result, Dataset):
+        dataset = _from_pair(result, name)
+    elif (text := result.text) is None:
+        dataset = met(result, result.class_names, where=where)
+    else:
+        dataset = result
+        for part, samples in (("training", dataset.train), ("test", dataset.test)):
+            check_lengths(samples, f"{where} {part}")
+            _check_tokens(samples, text.vocabulary_size, f"{where} {part}")
+    check_alike(dataset, where=where)
     if dataset.standardized and len(dataset.standardized) != dataset.input_shape[0]:
         raise DataError(
             f"data.name={name} gives {len(dataset.standardized)} values of `standardized` and "
@@ -164,43 +155,22 @@ RULES: tuple[Rule[Fit], ...] = (
 )
 
 
+def _pair_of(result: object) -> tuple[Any, ...]:
+    if isinstance(result, tuple):
+        return result
+    if isinstance(result, Mapping):
+        return result.get("train"), result.get("test")
+    return getattr(result, "train", None), getattr(result, "test", None)
+
+
 def _from_pair(result: Any, name: str) -> Dataset:
-    pair = result if isinstance(result, tuple) else (getattr(result, "train", None), getattr(result, "test", None))
+    pair = _pair_of(result)
     if len(pair) != 2 or not all(is_map_style(part) for part in pair):
         raise DataError(
             f"data.name={name} gives a {type(result).__name__}; expected a fedsign.data.base.Dataset, or a pair "
             "(train, test) of torch Datasets that have __len__ and __getitem__."
         )
-    return from_torch(*pair)
-
-
-def _check_lengths(samples: AnySamples, prefix: str) -> None:
-    if isinstance(samples, Samples):
-        num_features = len(samples.features)
-    else:
-        num_features = len(samples.source if samples.positions is None else samples.positions)
-    if not len(samples) or num_features != len(samples):
-        raise DataError(
-            f"{prefix} data with {num_features} features and {len(samples)} targets; expected one target for each, "
-            "and at least one."
-        )
-    owners = samples.owners
-    if owners is not None and (len(owners) != len(samples) or owners.is_floating_point() or int(owners.min()) < 0):
-        raise DataError(
-            f"{prefix} owners that are not one integer from 0 for each of the {len(samples)} samples; correct them or "
-            "give None."
-        )
-
-
-def _check_features(samples: AnySamples, prefix: str) -> None:
-    if isinstance(samples, LazySamples):
-        return  # converted to float on fetching; checking them all would read the whole data set
-    if not samples.features.is_floating_point():
-        raise DataError(f"{prefix} features of {samples.features.dtype}; expected float32.")
-    if not torch.isfinite(samples.features).all():
-        raise DataError(
-            f"{prefix} features that are NaN or infinite; expected numbers: fill in or leave out what is missing."
-        )
+    return from_torch(*pair, where=f"data.name={name} gives")
 
 
 def _check_tokens(samples: AnySamples, vocabulary_size: int, prefix: str) -> None:

@@ -140,6 +140,12 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
             f"the data in {root} have the classes {list(dataset.class_names)[:20]}; expected data.class_names="
             f"{list(frame.class_names)[:20]}, whether all of them occur or not."
         )
+    if dataset.target.num_outputs != (len(frame.class_names) or 1) and dataset.text is None:
+        raise DataError(
+            f"the data in {root} have {dataset.target}, for which a model has {dataset.target.num_outputs} outputs; "
+            f"expected {len(frame.class_names) or 1}, those of data.class_names, or of one number: sites hold one "
+            "target for each sample."
+        )
     if dataset.input_shape != frame.input_shape:
         raise DataError(
             f"the data in {root} have samples of the shape {list(dataset.input_shape)}; expected "

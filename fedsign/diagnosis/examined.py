@@ -284,7 +284,7 @@ def _keys(rows: Tensor) -> IntArray:
     The sums are exact in float64 and therefore independent of their order: each has 2 F or 4 F products of 15 and
     `bits` bits.
     """
-    bits = rows.reshape(len(rows), -1).view(torch.int16)
+    bits = rows.flatten(1).view(torch.int16)  # there may be no rows
     largest = 2 ** max(1, 53 - 15 - bits.shape[1].bit_length())
     weights = torch.from_numpy(
         np.random.default_rng(0).integers(1, largest, size=(bits.shape[1], 2)).astype(np.float64)

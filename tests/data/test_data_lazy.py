@@ -103,18 +103,18 @@ def test_a_normalization_upon_another_is_both(lazy: bool) -> None:
 @pytest.mark.parametrize(
     ("item", "expected"),
     [
-        (torch.tensor([1, 2]), [1.0, 2.0]),
+        (torch.tensor([1, 2], dtype=torch.int32), [1, 2]),
+        ({"label": 1, "img": np.array([1.5])}, [1.5]),
         (np.array([0.5, 1.5]), [0.5, 1.5]),
         ((torch.tensor([51], dtype=torch.uint8), "label"), [0.2]),
         ([np.array([1.0]), 3], [1.0]),
         (Image.new("L", (2, 1), 255), [[[1.0, 1.0]]]),
         (Image.new("RGB", (1, 1), (255, 0, 51)), [[[1.0]], [[0.0]], [[0.2]]]),
     ],
-    ids=["integers", "array", "bytes", "pair", "gray image", "color image"],
+    ids=["integers", "dictionary", "array", "bytes", "pair", "gray image", "color image"],
 )
 def test_features_of_an_item(item: Any, expected: Any) -> None:
     found = features_of(item)
-    assert found.dtype == torch.float32
     torch.testing.assert_close(found, torch.tensor(expected))
 
 

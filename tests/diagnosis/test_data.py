@@ -251,7 +251,7 @@ def test_labels_from_1_in_npz_make_no_phantom_class(low: int, names: tuple[str, 
     assert np.unique(data.train.targets.numpy()).tolist() == [0, 1, 2]
     assert run_check(work) == []
     (sentence,) = data.read_as
-    assert f"labels of {tmp_path / 'own.npz'} are {', '.join(names)}" in sentence
+    assert f"labels are {', '.join(names)}" in sentence
 
 
 @pytest.mark.needs("tables")
@@ -379,6 +379,32 @@ def test_text_has_no_scales_but_overlaps(tmp_path: Path) -> None:
 def check(*options: str) -> tuple[int, str]:
     done = CliRunner().invoke(app, ["data", "check", *options])
     return done.exit_code, done.output
+
+
+@pytest.mark.needs("tables")
+def test_the_command_counts_no_labels_where_samples_have_several(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    np.savez(tmp_path / "own.npz", x=x, y=np.stack([x[:, 0] > 0, x[:, 1] > 0, x[:, 2] < 9], axis=1).astype(int))
+    own = [
+        "--set",
+        "task=tests.data.test_target:Own",
+        "--set",
+        "metrics=[]",
+        "--set",
+        "partition.name=iid",
+        "--set",
+        "partition.num_clients=10",
+    ]
+    code, text = check("--set", "data.name=npz", "--set", f"data.path={tmp_path / 'own.npz'}", *own)
+    assert code == 0, text
+    assert "targets: several labels per sample (3)" in text and "training samples of each class" not in text
+
+
+def test_the_command_refuses_what_a_run_refuses() -> None:
+    done = CliRunner().invoke(app, ["data", "check", "--set", "model.name=niid_cnn"])
+    with pytest.raises(ConfigError, match="16x16 or more") as refused:
+        run({"model": {"name": "niid_cnn"}})
+    assert isinstance(done.exception, ConfigError) and str(done.exception) == str(refused.value)
 
 
 def test_the_command_says_what_a_run_warns_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -520,15 +520,12 @@ def test_arrays_of_images_in_bytes_become_fractions_with_channels_first(tmp_path
         ({"x": np.array([["a"], ["b"]]), "y": np.zeros(2)}, "expected numbers"),
         (
             {"x_train": np.zeros((2, 1)), "y_train": ["a", "b"], "x_test": np.zeros((1, 1)), "y_test": ["c"]},
-            "has the class 'c' in y_test, but the classes are a, b; give y_train samples of it",
+            "the class 'c' among the test targets, but the classes are a, b; give training samples of it",
         ),
         (
             {"x": np.zeros((2, 1)), "y": ["a", "b"], "class_names": ["b"]},
-            "has the class 'a' in y, but the classes are b; add it to class_names",
+            "the class 'a' among the training targets, but the classes are b; add it to the class names",
         ),
-        ({"x": np.zeros((3, 1)), "y": np.eye(3)}, r"y of the shape \[3, 3\]; .* y.argmax\(axis=1\)"),
-        ({"x": np.zeros((3, 1)), "y": np.eye(3, dtype=int)}, r"y.argmax\(axis=1\)"),
-        ({"x": np.zeros((3, 1)), "y": np.zeros((3, 1), int)}, r"y of the shape \[3, 1\]; .* y.ravel\(\)"),
         ({"x": np.zeros((3, 1)), "y": np.zeros(3), "owners": np.zeros(2, int)}, "one sample a row"),
         ({"x": np.array([object()]), "y": np.zeros(1)}, "cannot be read as .npz"),
     ],
