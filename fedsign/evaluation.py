@@ -101,7 +101,7 @@ class Evaluation:
                     outputs = task.kept(outputs, batch[1].to(device))
                 return outputs.cpu()
 
-        batches = samples.batches(self.batch_size(samples))
+        batches = samples.batches(self.batch_size(samples, model))
         if num_threads > 1 and device.type == "cpu" and isinstance(samples, Samples):
             # set_num_threads is thread-local too: a new thread would otherwise use all cores for its operators
             set_threads = partial(torch.set_num_threads, torch.get_num_threads())
@@ -112,18 +112,31 @@ class Evaluation:
                 if not drawn() and is_as_made(model):
                     return found
             restore_outside_state(model)
-            batches = samples.batches(self.batch_size(samples))
+            batches = samples.batches(self.batch_size(samples, model))
         return [kept_of(batch) for batch in batches]
 
-    def batch_size(self, samples: AnySamples) -> int:
+    def batch_size(self, samples: AnySamples, model: nn.Module) -> int:
         """Samples of a batch."""
-        is_cpu = self.numerics.device.type == "cpu"
-        if self.text is not None:
-            logit_bytes = 4 * self.text.vocabulary_size * prod(samples.shape)
-            return max(1, min(_LARGEST_BATCH, _LOGIT_BYTES["cpu" if is_cpu else "cuda"] // logit_bytes))
-        if not is_cpu:
-            return _LARGEST_BATCH
-        sample_bytes = 4 * max(1, prod(samples.shape))
-        batch = min(_LARGEST_BATCH, max(32, _FEATURE_BYTES // sample_bytes))
-        # Images take long enough to spread over threads: aim at four batches at least.
-        return batch if sample_bytes < _LARGE_SAMPLE_BYTES else min(batch, max(_SMALLEST_SHARE, -(-len(samples) // 4)))
+        return batch_size(samples, logits=logits_of(model, self.text), device=self.numerics.device.type)
+
+
+def batch_size(samples: AnySamples, *, logits: int, device: str) -> int:
+    """Samples of a batch in an evaluation on this type of device; `logits` of a token, 0 unless the data are text."""
+    is_cpu = device == "cpu"
+    if logits:
+        logit_bytes = 4 * logits * prod(samples.shape)
+        return max(1, min(_LARGEST_BATCH, _LOGIT_BYTES["cpu" if is_cpu else "cuda"] // logit_bytes))
+    if not is_cpu:
+        return _LARGEST_BATCH
+    sample_bytes = 4 * max(1, prod(samples.shape))
+    batch = min(_LARGEST_BATCH, max(32, _FEATURE_BYTES // sample_bytes))
+    # Images take long enough to spread over threads: aim at four batches at least.
+    return batch if sample_bytes < _LARGE_SAMPLE_BYTES else min(batch, max(_SMALLEST_SHARE, -(-len(samples) // 4)))
+
+
+def logits_of(model: nn.Module, text: Tokenizer | None) -> int:
+    """A language model's logits of a token, which may be more than its tokenizer has tokens; 0 without text."""
+    if text is None:
+        return 0
+    *_, head = getattr(model, "ends", (None,))
+    return max(text.vocabulary_size, len(getattr(head, "weight", ())))

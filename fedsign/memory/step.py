@@ -58,7 +58,25 @@ class Kernels(TorchFunctionMode):
             return _rms_norm(*args, **kwargs)
         if func is functional.dropout and self._device == "cuda":
             return _dropout(*args, **kwargs)
+        if func is getattr(torch, "_grouped_mm", None):  # experts of a mixture
+            return _GroupedProduct.apply(args[0], args[1])  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """Rows [S, K] times the matrix [K, N] of their group, of [G, K, N]; torch's own is of bf16 alone on meta."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, matrices: Tensor) -> Tensor:
+        """[S, N]."""
+        ctx.save_for_backward(rows, matrices)
+        return rows.new_empty(len(rows), matrices.shape[2])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of both, that of the matrices for all groups."""
+        rows, matrices = ctx.saved_tensors
+        return torch.empty_like(rows), torch.empty_like(matrices)
 
 
 def under_kernels(model: nn.Module, device: Device, attention: AttentionKind) -> None:

@@ -111,9 +111,7 @@ def account(workload: Workload) -> Account:
         trained = trained_in(there, model, optimizer, size_of, is_wide=sizes.has_masters)
         active = active_in(there, model, optimizer)
         step = step_of(there, model, objective, optimizer, kind=kind, share=ranks)
-        outputs = max(
-            outputs_bytes(there, model) * min(workers, _num_batches(workload)), answers_bytes(there, model.module)
-        )
+        outputs = max(outputs_bytes(there, model, kind=kind, threads=workers), answers_bytes(there, model.module))
         shards = Shards(there, optimizer, active) if ranks > 1 else None
     run = _Run(
         sizes=sizes,
@@ -283,11 +281,6 @@ def _data_bytes(workload: Workload) -> int:
     """Of the training samples, where processes share them."""
     train = workload.dataset.train
     return train.features.nbytes + train.targets.nbytes if isinstance(train, Samples) else 0
-
-
-def _num_batches(workload: Workload) -> int:
-    samples = workload.dataset.test
-    return max(1, -(-len(samples) // workload.evaluation.batch_size(samples)))
 
 
 def _kept(strategy: Any, objective: Objective, sent: int) -> dict[str, int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from clients.batches import Batching
 from clients.local_step import LocalStep
 from clients.working_model import WorkingModel
+from fedsign.evaluation import batch_size, logits_of
 from fedsign.memory.estimate import ACTIVATIONS
 from fedsign.memory.live import OTHER, LiveBytes, cuda_block
 from fedsign.memory.step import GRADIENTS, STATES, WEIGHTS, Device, under_kernels
@@ -205,18 +206,19 @@ def _updates(model: WorkingModel) -> Updates | None:
     return StochasticRounding(torch.Generator()) if kind == "stochastic" else None
 
 
-def outputs_bytes(workload: Workload, model: WorkingModel) -> int:
-    """Bytes of one batch of an evaluation."""
-    task, numerics, samples = workload.task, workload.numerics, workload.dataset.test
-    first = next(samples.batches(workload.evaluation.batch_size(samples)))
-    features, targets = (tensor.to("meta") for tensor in first)
+def outputs_bytes(workload: Workload, model: WorkingModel, *, kind: Device, threads: int) -> int:
+    """Bytes of the batches of an evaluation that so many threads hold at a time."""
+    task, numerics, dataset = workload.task, workload.numerics, workload.dataset
+    samples = max((dataset.test, dataset.validation or dataset.test), key=len)
+    size = batch_size(samples, logits=logits_of(model.module, dataset.text), device=kind)
+    features, targets = (tensor.to("meta") for tensor in next(samples.batches(size)))
     live = LiveBytes()
     live.name(WEIGHTS, [*model.module.parameters(), *model.module.buffers()])
     with torch.no_grad(), live:
         outputs = numerics.outputs(model.module.eval(), features, channels_last=False)
         if isinstance(task, KeepingTask):
             task.kept(outputs, targets)
-    return live.most_of(OTHER)
+    return live.most_of(OTHER) * min(threads, max(1, -(-len(samples) // size)))
 
 
 def _itemsize(tensor: Tensor, *, is_wide: bool) -> int:

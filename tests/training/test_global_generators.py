@@ -107,7 +107,7 @@ def test_a_model_that_draws_is_evaluated_alike_by_any_number_of_threads() -> Non
 
     workload = Workload(from_dict({"data": {"name": f"{HERE}:drawn"}, "model": {"name": f"{HERE}:noisy"}}))
     model = workload.make_model()
-    assert len(workload.dataset.test) > 2 * workload.evaluation.batch_size(workload.dataset.test)
+    assert len(workload.dataset.test) > 2 * workload.evaluation.batch_size(workload.dataset.test, model)
     expected = workload.evaluate(model)
     assert all(workload.evaluate(model, num_threads=3) == expected for _ in range(5))
 
