@@ -118,6 +118,9 @@ class StrategyTraits(Traits):
     weights: tuple[float, ...] = ()  # per client
     # setting -> search range, such as {"mu": "1e-4..1:log"}; "x0.1..x10:log" is relative to the experiment's value
     search_space: Mapping[str, str] | None = None
+    # a strategy that this one contains -> the own settings at which it nearly is that one: FedProx with mu -> 0 is
+    # FedAvg, {"fedavg": {"mu": 1e-4}}.  A search tries them with that strategy's best settings.
+    special_case: Mapping[str, Mapping[str, float]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,7 @@ class Strategy(FlowerStrategy):
     proposes_update: ClassVar[bool] = True  # traits, see `fedsign.traits.StrategyTraits`
     takes_parts: ClassVar[bool] = True
     search_space: ClassVar[Mapping[str, str] | None] = None  # for the strategy's own settings
+    special_case: ClassVar[Mapping[str, Mapping[str, float]] | None] = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

@@ -19,6 +19,7 @@ class FedPAN(Strategy):
     """The server averages; the model gets parameter-free position encodings."""
 
     search_space: ClassVar = {"amplitude": "0.01..1:log"}
+    special_case: ClassVar = {"fedavg": {"amplitude": 1e-4}}
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ class FedProx(Strategy):
     """Clients minimize L_k + (mu/2) ||theta - theta_t||^2; the server averages."""
 
     search_space: ClassVar = {"mu": "1e-4..1:log"}
+    special_case: ClassVar = {"fedavg": {"mu": 1e-4}}
 
     def __init__(self, *, mu: Mu = MU, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         super().__init__(weighting=weighting, weights=weights)

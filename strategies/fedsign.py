@@ -15,6 +15,7 @@ class FedSign(Strategy):
     """Clients minimize L_k - gamma * soft sign agreement with theta_t; the server averages."""
 
     search_space: ClassVar = {"gamma": "1e-5..1e-1:log"}
+    special_case: ClassVar = {"fedavg": {"gamma": 1e-5}}
 
     def __init__(
         self,

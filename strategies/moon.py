@@ -14,6 +14,7 @@ class MOON(Strategy):
     """Clients minimize L_k + mu * model-contrastive loss; the server averages."""
 
     search_space: ClassVar = {"mu": "0.05..10:log", "temperature": "0.1..2:log"}
+    special_case: ClassVar = {"fedavg": {"mu": 1e-3}}
 
     def __init__(
         self,

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from benchmarks.tables import MISSING, Result, table
 from fedsign.comparison.labels import Scale, short_label
+from fedsign.comparison.verdict import FAILED
 from fedsign.intervals import Interval
 from fedsign.report.wording import plural, setting
 from fedsign.storage.disk import write_text
+from fedsign.traits import StrategyTraits
 from simulations.comparison.search import SPREAD
 
 ROOT = Path(__file__).parents[2]
@@ -72,8 +74,29 @@ def _section(path: Path) -> str:
     found = f"{kept.count(True)} of {len(kept)} searches kept the default settings (trial 1)."
     if searches[0]["trials"] <= SPREAD:
         found += f" The other trials are quasi-random; model-based proposals begin after trial {SPREAD}."
-    parts = [about, _accuracies(result), *_lost(result), found, _choices(result)]
+    parts = [about, _accuracies(result), *_failures(result), *_lost(result), found, _choices(result)]
     return "\n\n".join(parts)
+
+
+def _failed(result: Result) -> dict[str, str]:
+    """Return the strategies that contain the reference and are below it, with their labels."""
+    return {
+        row["strategy"]: row["label"]
+        for row in result["standings"]["rows"]
+        if result["reference"] in (StrategyTraits.of(row["strategy"]).special_case or {})
+        and row["difference"]["high"] < 0
+    }
+
+
+def _failures(result: Result) -> Iterator[str]:
+    """Say that these are no results."""
+    reference = result["tuning"]["labels"][result["reference"]]
+    if labels := [*_failed(result).values()]:
+        yield (
+            f"{FAILED[0].upper()}{FAILED[1:]}: {', '.join(labels)}. With a strength of 0, each is {reference}, and the "
+            "upper end of its interval is below 0: its difference is no result. These searches did not try "
+            f"{reference}'s best settings with a small strength, as `fedsign compare --tune` does now."
+        )
 
 
 def _lost(result: Result) -> Iterator[str]:
@@ -102,13 +125,13 @@ def _accuracies(result: Result) -> str:
             next(e for e in result["entries"] if e["strategy"] == standing["strategy"] and e["condition"] == condition)
             for condition in conditions
         ]
-        difference = standing["difference"]
+        difference, is_failed = standing["difference"], standing["strategy"] in _failed(result)
         rows.append(
             [
                 standing["label"],
                 *(_POINTS.mean_and_std(entry["mean"], entry["std"]) for entry in entries),
                 MISSING if difference is None else _POINTS.interval(Interval(**difference)),
-                standing["says"],
+                FAILED if is_failed else standing["says"],
             ]
         )
     reference = result["tuning"]["labels"][result["reference"]]

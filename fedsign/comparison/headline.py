@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from fedsign.comparison.labels import Scale, enumerate_words, short_label
 from fedsign.comparison.summary import Entry, Summary
-from fedsign.comparison.verdict import UNDECIDED, Standing, Standings, corrected_p, ranked, standings
+from fedsign.comparison.verdict import UNDECIDED, Standing, Standings, corrected_p, failed_searches, ranked, standings
 from fedsign.intervals import Interval
 from fedsign.report.wording import NARROW_SPACE, plural
 
@@ -40,6 +40,7 @@ def headline(summary: Summary) -> Headline:
     sentences = [] if is_alone else [_leader(summary, order, table)]
     if not is_alone:
         sentences += [_shown(summary, row) for row in leaders] if table.tells else [_nothing(summary, table)]
+        sentences += failure_sentences(summary)
     counts = [(len(top.values), "seed"), (len(summary.conditions), "condition")]
     several = [plural(count, noun) for count, noun in counts if count > 1]
     remark = f"test {summary.metric_name}, {f'mean of {enumerate_words(several)}' if several else 'one seed'}"
@@ -114,6 +115,16 @@ def _nothing(summary: Summary, table: Standings) -> str:
         f"No strategy is shown to be better than another: {tests} {shows} a difference "
         f"(the smallest corrected {least})."
     )
+
+
+def failure_sentences(summary: Summary) -> list[str]:
+    """For each search that failed, what it missed."""
+    return [
+        f"The search of {summary.labels[name]} failed"
+        f"{_measured(difference, summary.scale, than=summary.labels[other], is_tie=False)} {summary.labels[name]} "
+        f"contains {summary.labels[other]}, so this is no result; search with more trials."
+        for name, (other, difference) in failed_searches(summary).items()
+    ]
 
 
 def _all_troubles(summary: Summary, best: str) -> list[str]:

@@ -9,6 +9,7 @@ not support become question marks.
 
 from collections.abc import Mapping, Sequence
 
+from fedsign.comparison.headline import failure_sentences
 from fedsign.comparison.labels import short_label
 from fedsign.comparison.summary import Summary
 from fedsign.comparison.tables import ResultRow, pooled, ratio_text, results
@@ -157,7 +158,7 @@ def _caption(summary: Summary, *, is_detailed: bool) -> str:
                 f" Target: {scale.with_unit(summary.target)}; medians over all seeds, of the smoothed metric, "
                 "sustained; in brackets how many reached it."
             )
-    return escape(caption + _lacking(summary))
+    return escape(" ".join([caption, *failure_sentences(summary)]) + _lacking(summary))
 
 
 def _lacking(summary: Summary) -> str:

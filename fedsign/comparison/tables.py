@@ -10,7 +10,7 @@ from fedsign.comparison.charts import bytes_to_target, plain_count, taken_text
 from fedsign.comparison.labels import short_label
 from fedsign.comparison.statistics_charts import Statistics
 from fedsign.comparison.summary import Entry, SpeedUp, Summary
-from fedsign.comparison.verdict import Standing, Standings, corrected_p, standings
+from fedsign.comparison.verdict import FAILED, Standing, Standings, corrected_p, standings
 from fedsign.report.chart import Series
 from fedsign.report.wording import MISSING, byte_count, setting
 from fedsign.storage.results import Record
@@ -88,6 +88,8 @@ def verdict_text(row: Standing) -> str:
 
     "Too few seeds to tell" comes with its p as well, to show how far off it is.
     """
+    if row.says == FAILED:
+        return row.says
     if row.says == "reference" or row.p is None or row.difference is None or row.difference.num_pairs < 2:
         return ""
     return f"{row.says}, {corrected_p(row.p)}"

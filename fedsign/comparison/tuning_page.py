@@ -89,6 +89,12 @@ def lead(summary: Summary) -> str:
         "best settings, on all training samples and with seeds that no trial has seen: those are the results above. "
         f"Seeds of tuning: {seeds}."
     )
+    for each in {each["strategy"]: each for each in tuning["searches"] if "special_case" in each}.values():
+        special = each["special_case"]
+        judged += (
+            f" The last trial of {_label(summary, each['strategy'])} has the best settings of "
+            f"{_label(summary, special['strategy'])}, which it nearly is with {short_label(special['settings'])}."
+        )
     if tuning["lead"]:
         return f"{tuning['lead']} All were {judged}"
     trials, runs, rounds = next(iter(budgets))

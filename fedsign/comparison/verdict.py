@@ -9,6 +9,10 @@ full dot - is at most 5 %, whatever the number of strategies and whichever looks
 - *bold*: better than at least one strategy and worse than none.  Without significant tests, nothing is bold.
 - Intervals and values of single conditions, bootstrap intervals, ranks and speed-ups are descriptive, without verdicts.
 
+A strategy that contains another one, as FedProx with mu -> 0 is FedAvg, cannot be worse at its best settings.  If the
+upper end of the 95 % interval of its difference to that one is below 0, its *search failed*: that is no result, and
+nothing is shown to be better than it.
+
 Seeds are independent, conditions are not: a seed has the same data split and initial model under each.  A seed that
 diverged or failed is lost, and the remaining ones are the lucky ones.  So a strategy is never shown to be better than
 one that lost fewer seeds.
@@ -26,8 +30,9 @@ from fedsign.comparison.inference import LEVEL, better, corrected
 from fedsign.comparison.summary import Entry, Summary
 from fedsign.intervals import Interval, mean_and_std, paired_difference
 
-Says = Literal["better", "worse", "too few seeds to tell", "no verdict: lost seeds", "reference"]
+Says = Literal["better", "worse", "too few seeds to tell", "no verdict: lost seeds", "search failed", "reference"]
 UNDECIDED: Says = "too few seeds to tell"
+FAILED: Says = "search failed"  # below a strategy that it contains, see [Note: verdicts]
 LOST: Says = "no verdict: lost seeds"  # the test is significant, but the better one lost more seeds
 
 
@@ -97,6 +102,8 @@ def standings(summary: Summary) -> Standings:
     p = corrected(matrix, reference=reference)
     # [K, K], rows better than columns: a row that lost more seeds than a column cannot be better
     is_better = better(matrix, reference=reference, higher_is_better=higher) & (lost[:, None] <= lost[None, :])
+    failures = failed_searches(summary)
+    is_better[:, [name in failures for name in names]] = False
     rows = []
     for at, name in enumerate(names):
         difference = paired_difference(values[name], values.get(summary.reference, {}), higher_is_better=higher)
@@ -116,7 +123,9 @@ def standings(summary: Summary) -> Standings:
             num_lost=int(lost[at]),
             difference=None if is_reference else difference,
             p=to_reference,
-            says=_says(
+            says=FAILED
+            if name in failures
+            else _says(
                 summary.reference, name, above, below, is_low=to_reference is not None and to_reference <= LEVEL
             ),
             better_than=above,
@@ -133,6 +142,21 @@ def standings(summary: Summary) -> Standings:
             )
             pairs.append(pair)
     return Standings(rows=tuple(rows), pairs=tuple(pairs))
+
+
+def failed_searches(summary: Summary) -> dict[str, tuple[str, Interval]]:
+    """Strategies below one that they contain -> that one, and the difference to it; see [Note: verdicts]."""
+    found = {}
+    for each in summary.tuning.get("searches", ()):
+        if special := each.get("special_case"):
+            name, other = each["strategy"], special["strategy"]
+            values, higher = (_over_conditions(summary, key) for key in (name, other)), summary.higher_is_better
+            difference = paired_difference(*values, higher_is_better=higher)
+            if difference is None or difference.low is None or difference.high is None:
+                continue
+            if difference.high < 0 if higher else difference.low > 0:
+                found[name] = (other, difference)
+    return found
 
 
 def ranked(entries: Sequence[Entry], *, higher_is_better: bool) -> list[Entry]:

@@ -78,6 +78,22 @@ class Search:
     best: Choice | None  # None until all trials have ended
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecialCase:
+    """A strategy that the searched one is at `settings`, nearly, with its search."""
+
+    strategy: str
+    search: Search
+    settings: Choice
+
+    def choice(self, given: Choice) -> Choice | None:
+        """The settings of its best trial, with the searched strategy's own in place of its own; None before the end."""
+        best = self.search.best
+        if best is None:
+            return None
+        return given | {key: value for key, value in best.items() if not key.startswith("strategy.")} | self.settings
+
+
 def search(
     config: ExperimentConfig,
     name: str,
@@ -88,6 +104,7 @@ def search(
     given: Mapping[str, str],
     higher_is_better: bool,
     value_of: CellValue,
+    special_case: SpecialCase | None = None,
 ) -> Search:
     """Return all trials that can be requested, given the cells' values so far.
 
@@ -100,6 +117,7 @@ def search(
         given: key -> range, in addition to the declared and the shared ones.
         higher_is_better: whether the metric is maximized.
         value_of: returns a cell's value.
+        special_case: tried last, in place of a suggested trial.
     """
     space = space_of(config, given)
     cells: list[Cell] = []
@@ -118,7 +136,14 @@ def search(
         return sum(scores) / len(scores)  # NaN if a seed was lost, which loses the trial
 
     first = {key: config.get(key, None) for key in space}
-    choices = trials(space, first, num=num, seed=config.seed, higher_is_better=higher_is_better, value_of=trial_value)
+    num_suggested = num - (special_case is not None)
+    choices = trials(
+        space, first, num=num_suggested, seed=config.seed, higher_is_better=higher_is_better, value_of=trial_value
+    )
+    if special_case is not None and len(choices) == num_suggested and (last := special_case.choice(first)) is not None:
+        trial_value(num_suggested, last)
+        choices.append(last)
+    special = {"strategy": special_case.strategy, "settings": special_case.settings} if special_case else {}
     is_over = len(values) == num
     return Search(
         record={
@@ -128,6 +153,7 @@ def search(
             "trials": num,
             "runs": num * len(seeds),
             "rounds": num * len(seeds) * config.rounds,
+            **({"special_case": special} if special else {}),
         },
         cells=cells,
         configs=configs,

@@ -17,11 +17,22 @@ from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, nearest
 from fedsign.metrics import is_higher_better
 from fedsign.report.wording import is_share
-from simulations.comparison.cells import CellValue, Configs, Search, cell_of, metric_of, search, with_searches
+from simulations.comparison.cells import (
+    CellValue,
+    Configs,
+    Search,
+    SpecialCase,
+    cell_of,
+    metric_of,
+    search,
+    with_searches,
+)
 from simulations.comparison.checks import check
 from simulations.comparison.request import Request, own_values
+from simulations.comparison.space import contained
 
 VALIDATION_FRACTION = 0.1
+Condition = Mapping[str, Any]
 
 
 def make_plan(
@@ -112,38 +123,55 @@ def _tuned(base: ExperimentConfig, request: Request, plan: Plan, value_of: CellV
     """Return the plan with a search over the settings of each strategy.
 
     Each search covers one strategy under one condition, or under all conditions that differ only in keys of
-    `tuning_settings`.
+    `tuning_settings`.  A search of a strategy that contains another compared one ends with that one's best settings
+    and a small strength of its own.
     """
     conditions = products(request.condition_axes)
     fraction = _validation(base, request)
     searches: dict[str, Search] = {}  # by strategy and condition of the trials
     finals = []
-    for condition, strategy in itertools.product(conditions, request.strategies):
-        fixed = {**condition, **request.tuning_settings}
+
+    def experiment(strategy: str, fixed: Condition) -> ExperimentConfig:
+        own = {**own_values(request.settings, strategy), **own_values(fixed, strategy)}
+        return base.replace(**{"strategy.name": strategy, **fraction, **own})
+
+    def searched(strategy: str, fixed: Condition) -> Search:
         # conditions that differ only in `tuning_settings` have the same key, and share a search
         key = json.dumps([strategy, fixed])
         if key not in searches:
-            own = {**own_values(request.settings, strategy), **own_values(fixed, strategy)}
+            config, given, special = experiment(strategy, fixed), own_values(request.search, strategy), None
+            confined = given | {name: str(value) for name, value in own_values(fixed, strategy).items()}
+            for other in request.strategies if request.trials > 1 else ():
+                settings = contained(config, experiment(other, fixed), confined)
+                if special is None and settings is not None:
+                    special = SpecialCase(strategy=other, search=searched(other, fixed), settings=settings)
             searches[key] = search(
-                base.replace(**{"strategy.name": strategy, **fraction, **own}),
+                config,
                 strategy,
                 fixed,
                 num=request.trials,
                 seeds=request.tuning_seeds,
-                given=own_values(request.search, strategy),
+                given=given,
                 higher_is_better=plan.higher_is_better,
                 value_of=value_of,
+                special_case=special,
             )
+        return searches[key]
+
+    asked: dict[int, Search] = {}  # in the order of the strategies: a special case is searched first
+    for condition, strategy in itertools.product(conditions, request.strategies):
+        found = searched(strategy, {**condition, **request.tuning_settings})
+        asked[id(found)] = found
         own = {"strategy.name": strategy, **own_values(request.settings, strategy), **own_values(condition, strategy)}
         # until the search is over, only the number of final runs counts
-        choice = searches[key].best or {}
+        choice = found.best or {}
         for seed in request.seeds:
             # nothing is left to select: the final runs train on all training samples
             config = base.replace(seed=seed, **{"data.validation_fraction": 0.0, **own, **choice})
             finals.append((cell_of(config, condition, choice), config))
     return with_searches(
         plan,
-        [*searches.values()],
+        [*asked.values()],
         finals,
         seeds=request.tuning_seeds,
         fraction=fraction["data.validation_fraction"],

@@ -103,6 +103,20 @@ def space_of(config: ExperimentConfig, given: Mapping[str, str]) -> dict[str, Ra
     return space
 
 
+def contained(config: ExperimentConfig, other: ExperimentConfig, given: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the settings at which an experiment nearly is another one; None if it is not, or `given` excludes them."""
+    declared = StrategyTraits.of(config.strategy.name).special_case or {}
+    if other.strategy.name not in declared:
+        return None
+    own, theirs = config.strategy.settings, other.strategy.settings
+    is_same = config.model_dump(exclude={"strategy"}) == other.model_dump(exclude={"strategy"})
+    if not is_same or any(own[key] != theirs[key] for key in own.keys() & theirs.keys()):
+        return None
+    settings = {f"strategy.{key}": value for key, value in declared[other.strategy.name].items()}
+    ranges = {key: parse_range(given[key], own=config.get(key, None)) for key in settings.keys() & given.keys()}
+    return settings if all(each.nearest(settings[key]) == settings[key] for key, each in ranges.items()) else None
+
+
 def parse_range(text: str, *, own: Any = None, origin: str = "") -> Range:
     """Parse a range. `own` is the experiment's value, which `x` multiplies and which determines the type.
 

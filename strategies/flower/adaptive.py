@@ -51,7 +51,10 @@ def fedadagrad(*, eta: Step = 0.1, tau: Step = 1e-3, weighting: Weighting = "exa
     return flower.FedAdagrad(eta=eta, tau=tau, **arguments(weighting))
 
 
-@declares(search_space={"server_learning_rate": "x0.1..x3:log"})
+@declares(
+    search_space={"server_learning_rate": "x0.1..x3:log"},
+    special_case={"flower_fedavg": {"server_learning_rate": 1.0, "server_momentum": 0.0}},
+)
 def fedavgm(
     *, server_learning_rate: Step = 1.0, server_momentum: Beta = 0.9, weighting: Weighting = "examples"
 ) -> flower.FedAvgM:

@@ -18,7 +18,7 @@ from fedsign.traits import declares
 from strategies.flower.common import arguments
 
 
-@declares(search_space={"q": "1e-3..5:log"})
+@declares(search_space={"q": "1e-3..5:log"}, special_case={"fedavg": {"q": 1e-5}})
 def qfedavg(*, q: Annotated[float, Field(ge=0)] = 0.1) -> Deferred:
     """q-FedAvg with L = 1 / client.lr."""
     # deferred: L = 1 / client.lr is known only with the whole configuration
