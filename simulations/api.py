@@ -40,6 +40,7 @@ from fedsign.workload import Workload
 from simulations.backends.base import Engine
 from simulations.callbacks.base import Callback
 from simulations.frames import to_frame
+from simulations.resumed_split import check_same_split, with_named_cut
 from simulations.rounds import make_strategy
 from strategies.base import Strategy
 
@@ -154,9 +155,13 @@ def run(
             _check_folder(folder)
             # under the lock, and before anything is read: the newest intact checkpoint decides where the run goes on
             checkpoints.set_damaged_aside(folder.checkpoints)
-            workload, engine, watchers = _prepare(Workload(_resumed_config(folder, experiment)))
+            config = _resumed_config(folder, experiment)
+            workload, engine, watchers = _prepare(Workload(config))
             _warn_of_other_versions(folder)
             _check_data(folder, workload)
+            check_split(folder, workload)
+            # when every check has passed
+            results.update_config(folder, config.to_toml(), config.changed())
             # after `_prepare`: a mistake in the new configuration must not cost records
             checkpoints.rewind(folder)
             _execute(workload, engine, folder, [*watchers, *callbacks])
@@ -291,6 +296,7 @@ def split_facts(workload: Workload) -> Record:
     facts: Record = {
         "class_names": class_names,
         "counts": workload.label_counts(),
+        "split": split.digest(),
         "num_moved": split.num_moved,
         "moved_label_distance": split.moved_label_distance,
     }
@@ -302,6 +308,12 @@ def split_facts(workload: Workload) -> Record:
     if len(counted) < num_clients:
         facts |= {"num_clients": num_clients, "counted_clients": list(counted)}
     return facts
+
+
+def check_split(folder: RunFolder, workload: Workload) -> None:
+    """Raise ConfigError if a run that is resumed would be split otherwise; not where clients hold data of their own."""
+    if workload.client_data is None:
+        check_same_split(folder, workload.config, split_facts(workload))
 
 
 def config_of(experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
@@ -339,6 +351,7 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
         after = after.model_copy(update={"name": before.name})
     # the decision of the first start: another path sums in another order, and changes the bits
     after = _with_path(after, {key: value for key, value in before.client if key in ("path", "chunk")})
+    before, after = with_named_cut(before, after)
     counted, wanted = before.result_settings(), after.result_settings()
     for tree, path in product((counted, wanted), _WAITING_KEYS):
         section, _, key = path.partition(".")
@@ -359,8 +372,6 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
             f"rounds={after.rounds} was given, but the run in {folder.path} has completed {stored[-1]}; give "
             f"{stored[-1]} or more."
         )
-    # last, when every check has passed
-    results.update_config(folder, after.to_toml(), after.changed())
     return after
 
 

@@ -201,6 +201,8 @@ def run_plan(
     # only the first trial of a search: the ends of all ranges were checked with the space
     first = [cell for cell in _pending(comparison, plan, retry_failed) if not cell.trial]
     _check_parts([cell_configs[cell.id] for cell in first])
+    if existing is not None and first:
+        _check_split(comparison, existing)
     with disk_errors(comparison.path):
         comparison.path.mkdir(parents=True, exist_ok=True)
     # keep the versions that the comparison began with; runs warn about other ones
@@ -225,6 +227,13 @@ def run_plan(
                 break
         write_comparison(comparison.summary())
     return comparison
+
+
+def _check_split(comparison: Comparison, plan: Plan) -> None:
+    """Check that a cell that was begun would still be split as it was, so that those to come can be paired with it."""
+    begun = next((run for cell in plan.cells if (run := comparison.run_of(cell)) is not None), None)
+    if begun is not None:
+        api.check_split(begun, Workload(configs.from_toml(begun.config_toml)))
 
 
 def _values_in(comparison: Comparison, metric: str) -> CellValue:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedsign.data.base import Samples
+from fedsign.errors import ConfigError
 from fedsign.report.page import write_report
 from fedsign.storage.checkpoints import load_latest, rounds_on_disk
 from fedsign.storage.digests import sealed_json
@@ -65,7 +66,9 @@ def test_a_stored_run_that_was_stopped_is_resumed_to_what_it_would_have_been(fol
     partial = load_run(copied(folder / "partial", tmp_path))
     assert partial.outcome["status"] == "unfinished" and len(partial.rounds) == 3
     assert rounds_on_disk(partial.folder.checkpoints) == [2]
-    resumed = run(resume=partial.path)
+    with pytest.raises(ConfigError, match=r"another split than the run .* --set partition\.name=dirichlet_prefix\.$"):
+        run(resume=partial.path)
+    resumed = run({"partition": {"name": "dirichlet_prefix"}}, resume=partial.path)
     assert resumed.outcome["status"] == "finished"
     whole, found = Snapshot.of(copied(folder / "run", tmp_path / "whole")), Snapshot.of(resumed.path)
     assert any(name.startswith("clients/") for name in whole.tensors) == (folder.name == "feddyn")
@@ -94,6 +97,10 @@ def test_a_stored_comparison_is_read_and_has_nothing_left_to_run(folder: Path, t
     again = go_on(comparison.path)
     assert {entry.strategy: entry.values for entry in again.summary().entries} == values
     assert {cell.id: again.run_of(cell) for cell in again.plan.cells} == cells
+    lost = next(folder for folder in cells.values() if folder is not None)
+    shutil.rmtree(lost.path.parent)
+    with pytest.raises(ConfigError, match=r"another split .* add --set partition\.name=dirichlet_prefix\.$"):
+        go_on(comparison.path)  # it would be paired with cells of the other split
 
 
 @pytest.mark.needs("comparison")

@@ -81,7 +81,7 @@ def test_runs_lists_what_is_on_disk(tmp_path: Path) -> None:
     assert "no runs" in fedsign("runs", folder=tmp_path).stdout
     assert fedsign("run", *QUICK, folder=tmp_path).returncode == 0
     (row,) = json.loads(fedsign("runs", "--json", folder=tmp_path).stdout)
-    assert (row["status"], row["rounds"], row["strategy"]) == ("finished", "2/2", "fedsign")
+    assert (row["status"], row["rounds"], row["strategy"]) == ("finished", "2/2", "fedavg")
 
 
 def test_report_writes_the_page_again(tmp_path: Path) -> None:

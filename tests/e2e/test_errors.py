@@ -56,12 +56,12 @@ class Diverging(Strategy):
     ("given", "said"),
     [
         (settings(client__learning_rte=0.1), ["unknown key 'client.learning_rte'", "Did you mean 'lr'?"]),
-        (settings(strategy__gama=0.1), ["unknown key 'strategy.gama'", "Did you mean 'gamma'?"]),
+        (settings(strategy__weigting=1), ["unknown key 'strategy.weigting'", "Did you mean 'weighting'?"]),
         (
-            settings(rouns=2, client__optimizer__momentm=0.1, strategy__gama=0.1),
+            settings(rouns=2, client__optimizer__momentm=0.1, strategy__weigting=1),
             [
                 "unknown keys 'rouns' (Did you mean 'rounds'?), 'client.optimizer.momentm' (Did you mean 'momentum'?), "
-                "'strategy.gama' (Did you mean 'gamma'?)"
+                "'strategy.weigting' (Did you mean 'weighting'?)"
             ],
         ),
         (settings(strategy__name="fedsing"), ["strategy 'fedsing' is not known. Did you mean 'fedsign'?"]),

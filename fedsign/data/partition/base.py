@@ -1,5 +1,6 @@
 """The result type of partitioners, and helpers that they share."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,7 +10,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedsign.data.base import AnySamples, IntArray
-from fedsign.data.partition.lazy import LazyShares
+from fedsign.data.partition.lazy import LazyShares, counted_clients
 from fedsign.data.target import TargetKind, kind_of
 from fedsign.errors import DataError
 
@@ -35,6 +36,14 @@ class Split:
     def largest(self) -> int:
         """The size of the largest client; an upper bound if shares are lazy."""
         return self.indices.largest if isinstance(self.indices, LazyShares) else max(map(len, self.indices))
+
+    def digest(self) -> str:
+        """A digest of the counted clients' indices."""
+        found = hashlib.sha256()
+        for client in counted_clients(self.indices):
+            index = np.ascontiguousarray(self.indices[client], dtype="<i8")
+            found.update(len(index).to_bytes(8, "little") + index.tobytes())
+        return found.hexdigest()
 
     def moved_sentence(self, name: str) -> str:
         """A sentence about moved samples, for readers of a run."""
