@@ -26,6 +26,7 @@ from fedsign.data.checks import checked_dataset
 from fedsign.data.client_data import rooted
 from fedsign.data.normalize import IDENTITY
 from fedsign.data.splitting import hold_out_validation
+from fedsign.data.target import TargetKind
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.registry import KINDS
 from fedsign.seeding import Purpose, global_stream
@@ -140,11 +141,12 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
             f"the data in {root} have the classes {list(dataset.class_names)[:20]}; expected data.class_names="
             f"{list(frame.class_names)[:20]}, whether all of them occur or not."
         )
-    if dataset.target.num_outputs != (len(frame.class_names) or 1) and dataset.text is None:
+    target, num_outputs = dataset.target, len(frame.class_names) or 1
+    # rows of labels: whether they are one-hot would depend on the site
+    if dataset.text is None and (target.num_outputs != num_outputs or target.kind is TargetKind.LABELS):
         raise DataError(
-            f"the data in {root} have {dataset.target}, for which a model has {dataset.target.num_outputs} outputs; "
-            f"expected {len(frame.class_names) or 1}, those of data.class_names, or of one number: sites hold one "
-            "target for each sample."
+            f"the data in {root} have {target}; expected one target for each sample, or masks of the "
+            f"{num_outputs} classes that data.class_names names."
         )
     if dataset.input_shape != frame.input_shape:
         raise DataError(

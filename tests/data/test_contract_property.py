@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -263,8 +263,10 @@ def test_what_is_accepted_trains_and_what_is_refused_is_one_sentence(
     try:
         rounds = run(tree).rounds
     except FedSignError as error:
+        event("refused")
         assert str(error).count("\n") == 0 and str(error).endswith((".", "?"))
         assert not any(name in str(error) for name in FOREIGN), error
     else:
+        event("trained")
         assert len(rounds) == 2 and all(record["failures"] == [] for record in rounds), rounds
         assert np.isfinite(rounds[-1]["loss"])

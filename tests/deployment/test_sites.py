@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import fsum
 from pathlib import Path
@@ -320,6 +320,40 @@ def test_what_cannot_be_is_one_sentence_before_the_first_round(
         run(tree(tmp_path, roots, **changes))
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
     assert not list(tmp_path.rglob("rounds.jsonl"))
+
+
+class Own:
+    """Scores the mean of all outputs."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.mean() - targets.float().mean()).square()
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "said"),
+    [
+        (lambda x: x[:, :2], [], "have vectors of 2 real targets; expected one target for each sample"),
+        (lambda x: (x[:, :2] > 0).astype(int), ["a", "b"], r"have several labels per sample \(2\); expected one"),
+        (lambda x: (x[:, :1] > 0).astype(int), ["a", "b"], ""),
+        (lambda x: np.eye(2, dtype=int)[(x[:, 0] > 0).astype(int)], ["a", "b"], ""),
+        (lambda x: (x[:, :4] > 0).astype(int).reshape(-1, 2, 2), ["a", "b"], ""),
+    ],
+    ids=["vectors", "several labels", "columns", "one-hot", "masks"],
+)
+def test_targets_of_sites_have_the_models_outputs_or_are_one_sentence(
+    make: Callable[[Any], Any], names: list[str], said: str, tmp_path: Path
+) -> None:
+    roots = []
+    for number in range(2):
+        x = np.random.default_rng(number).normal(size=(20, 5)).astype(np.float32)
+        arrays = {"x_train": x, "y_train": make(x), "x_test": x, "y_test": make(x)}
+        roots.append(str(write_site(tmp_path / f"site {number}", 20, seed=0, **arrays)))
+    config = tree(tmp_path, roots, data={"class_names": names}, task=f"{__name__}:Own", metrics=[])
+    if not said:
+        assert [each["failures"] for each in run(config).rounds] == [[], []]
+        return
+    with pytest.raises(DataError, match=rf"^site 'site 0': the data in .* {said}"):
+        run(config)
 
 
 def test_usual_partitions_have_no_test_samples_at_the_clients(tmp_path: Path) -> None:
