@@ -139,7 +139,7 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
     names = _feature_names(train, columns)
     _check_complete(train, [*names, columns.target, *columns.owners], columns, columns.files[0])
     _check_complete(test, [*names, columns.target], columns, columns.files[1])
-    check_kinds(train, names)
+    check_kinds(train, [*names, columns.target])
     encoded = [_encode(train, test, name, columns) for name in names]
     features = [np.concatenate([each[part] for each in encoded], axis=1) for part in (0, 1)]
     texts = [each.texts or (None,) for each in encoded]

@@ -33,7 +33,7 @@ def parquet(file: Path) -> "pd.DataFrame":
             at, column = table.column_names.index(name), table[name]
             if types.is_decimal(column.type):
                 table = table.set_column(at, name, column.cast("float64"))
-            elif hasattr(column.type, "value_type") and _holds_numbers(column.type):
+            elif hasattr(column.type, "value_field") and _holds_numbers(column.type):
                 numbers = _numbers(column, name, file)
                 vectors[name], table = len(numbers), table.remove_column(at)
                 for number, values in enumerate(numbers):
@@ -80,8 +80,7 @@ def _holds_numbers(lists: Any) -> bool:
     from pyarrow import types
 
     kind = lists.value_type
-    is_list = types.is_list(lists) or types.is_large_list(lists) or types.is_fixed_size_list(lists)
-    return bool(is_list and (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)))
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _numbers(column: Any, name: str, file: Path) -> list[Any]:

@@ -159,6 +159,8 @@ def test_what_is_neither_number_nor_text_is_refused_by_name(tmp_path: Path, kind
     with pytest.raises(DataError, match=said):
         of_parquet(tmp_path, {"x": Y, "when": OTHERS[kind], "target": Y})
     assert of_parquet(tmp_path, {"x": Y, "when": OTHERS[kind], "target": Y}, unused=("when",)).feature_names == ("x",)
+    with pytest.raises(DataError, match="column 'target' is of type"):
+        of_parquet(tmp_path, {"x": Y, "target": OTHERS[kind]})
 
 
 def test_all_columns_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
