@@ -6,13 +6,15 @@ behaves the same on both paths, with workers, and on every engine.  Without midd
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
+from fedsign.errors import OtherBuildError
 from fedsign.extensions import extensions
-from fedsign.records import CohortReply, Failure, TrainReply, TrainRequest, failure_of
+from fedsign.records import CohortReply, Failure, Role, TrainReply, TrainRequest, failure_of
 from fedsign.workload import Workload
 
 
@@ -32,6 +34,34 @@ class ClientMiddleware(Protocol):
     def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply | Failure:
         """The reply to send, after the state was saved; the reply's tensors must not be modified in place."""
         return reply
+
+
+class OwnBuild(ClientMiddleware):
+    """Completes requests by the frozen tensors of the client's own build, which are not sent."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+
+    def concerns(self, request: TrainRequest) -> bool:
+        """Requests that may omit tensors."""
+        leaves_out = not request.digests.keys() <= request.tensors.keys()
+        return leaves_out and Role.FROZEN in self._workload.roles.values()
+
+    def before(self, request: TrainRequest) -> TrainRequest:
+        """The request with the frozen tensors.
+
+        Raises:
+            OtherBuildError: one has another digest here.
+        """
+        own, whole = self._workload.frozen, dict(request.tensors)
+        for name in own.keys() & request.digests.keys() - request.tensors.keys():
+            whole[name], digest = own[name]
+            if digest != request.digests[name]:
+                raise OtherBuildError(
+                    f"client {request.partition} builds the frozen tensor '{name}' with other values than the server, "
+                    "for example because it lacks the file of model.start or model.path; it is sent the frozen tensors."
+                )
+        return replace(request, tensors={name: whole[name] for name in self._workload.roles if name in whole})
 
 
 Applied = tuple[TrainRequest, list[ClientMiddleware]]  # a client's request and its middleware
@@ -89,7 +119,9 @@ def with_middleware(trainer: LocalTrainer, workload: Workload, *, in_process: bo
     """Wrap a trainer in the experiment's middleware, if there is any."""
     found = [provide(workload, in_process=in_process, folder=folder) for provide in extensions("client_middleware")]
     middleware = [each for provided in found for each in provided]
-    return MiddlewareTrainer(trainer, middleware) if middleware else trainer
+    wrapped: LocalTrainer = MiddlewareTrainer(trainer, middleware) if middleware else trainer
+    # around the others, of which an attack skips some
+    return wrapped if in_process else MiddlewareTrainer(wrapped, [OwnBuild(workload)])
 
 
 def _before(request: TrainRequest, middleware: Sequence[ClientMiddleware]) -> TrainRequest | Failure:

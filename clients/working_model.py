@@ -38,7 +38,7 @@ from fedsign.models.transform import packing_of, prepare_training, whole_state
 from fedsign.numerics import Numerics, in_full, is_low, widened
 from fedsign.objectives.base import LocalContext
 from fedsign.optim.low_precision import Masters, StochasticRounding, Updates
-from fedsign.records import Role, Tensors, TrainRequest, roles_of
+from fedsign.records import Role, Tensors, TrainRequest, replied, roles_of
 from fedsign.seeding import Purpose, integer
 from fedsign.workload import Workload
 
@@ -63,7 +63,10 @@ class WorkingModel:
             replace_dropout(module)
         prepare_training(module)
         self._forward: nn.Module = torch.compile(module) if numerics.compile else module  # type: ignore[assignment]
-        self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
+        self._whole: Final = dict(module.named_parameters())  # with frozen ones
+        self.parameters: Final[dict[str, nn.Parameter]] = {
+            name: parameter for name, parameter in self._whole.items() if parameter.requires_grad
+        }
         self.sizes: Final = {name: parameter.numel() for name, parameter in self.parameters.items()}
         self.in_training = self.parameters  # or the part that trains now
         self.sent: Collection[str] | None = None  # names in a reply; None for all
@@ -183,10 +186,19 @@ class WorkingModel:
         """Sent tensors, named like parameters, as an objective sees them: whole."""
         return dict(self.packing.whole(tensors)) if self._rows else tensors
 
+    def frozen(self) -> Tensors:
+        """Copies of the frozen parameters in CPU memory, which a reply does not hold."""
+        own = {name: tensor for name, tensor in self._whole.items() if self.roles.get(name) is Role.FROZEN}
+        return {
+            name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            for name, tensor in self.packing.packed(own).items()
+        }
+
     def tensors(self) -> Tensors:
         """The reply's tensors in sent form; dense ones alias the model until the next `load` or step."""
         own = self._tensors or self.module.state_dict()
-        detached = {name: own[name].detach() for name in self.roles if self.sent is None or name in self.sent}
+        names = replied(self.roles, self.roles)
+        detached = {name: own[name].detach() for name in names if self.sent is None or name in self.sent}
         if self._masters is not None:
             detached = {name: self._exact(name, tensor) for name, tensor in detached.items()}
         return self.packing.packed(detached) if self._rows else detached
@@ -251,8 +263,8 @@ class BorrowingModel(WorkingModel):
         self._shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
         self._has_buffers = Role.BUFFER in self.roles.values()
         # given tensors are contiguous, and have no memory for a convolution in channels-last layout
-        of_layout = {each for each in self.parameters.values() if self._channels_last and each.dim() == 4}
-        self._lends = set(self.parameters.values()) - of_layout if self._is_plain else set()
+        of_layout = {each for each in self._whole.values() if self._channels_last and each.dim() == 4}
+        self._lends = set(self._whole.values()) - of_layout if self._is_plain else set()
         self._borrowed: set[nn.Parameter] = set()  # alias given tensors
         self._copied: set[nn.Parameter] = set(self._lends)  # the initial weights leave as a reply would
 
@@ -264,7 +276,7 @@ class BorrowingModel(WorkingModel):
             return
         self.release()
         self._begin(tensors)
-        for name, parameter in self.parameters.items():
+        for name, parameter in self._whole.items():
             given, is_row = tensors[name].detach(), name in self._rows
             if self._may_borrow(given, parameter) and not is_row:
                 # .data, because the optimizer and tied layers hold on to the Parameter object

@@ -81,6 +81,13 @@ class IncompleteModelError(FedSignError):
     """A client lacks tensors that the request leaves out; the server resends the whole model."""
 
 
+class OtherBuildError(IncompleteModelError):
+    """A client's own build of the model has other frozen tensors than the server's; the server sends them from then on.
+
+    For example, the file of `model.start` is missing at its site.
+    """
+
+
 class LateError(FedSignError):
     """A client trained past the round's deadline."""
 

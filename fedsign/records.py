@@ -28,6 +28,7 @@ class Role(StrEnum):
     """How the server treats a tensor of the model."""
 
     PARAMETER = "parameter"  # trained, averaged, regularized, updated by the server's rule
+    FROZEN = "frozen"  # a parameter with requires_grad=False: stays, bit for bit, and is in no reply
     BUFFER = "buffer"  # not trained, such as BatchNorm statistics; averaged, but integers are copied
 
 
@@ -43,7 +44,8 @@ class ObjectiveSpec:
 class TrainRequest:
     """Asks one client to train from `tensors`, the global model; `shared` holds the auxiliary tensors.
 
-    If `digests` is not empty, it names all tensors of the model: the client has cached those missing in `tensors`.
+    `digests` names the tensors of the model that may be missing in `tensors`: frozen ones, which the client has in its
+    own build, or all, of which it has cached some.
     """
 
     round: int
@@ -208,11 +210,14 @@ def ties_of(model: nn.Module) -> dict[str, str]:
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
     """The role of every tensor of the model, tied ones once, in `state_dict` order."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    ties = ties_of(model)
-    return {
-        name: Role.PARAMETER if name in parameters else Role.BUFFER for name in model.state_dict() if name not in ties
-    }
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters(remove_duplicate=False)}
+    ties, of = ties_of(model), {True: Role.PARAMETER, False: Role.FROZEN, None: Role.BUFFER}
+    return {name: of[trains.get(name)] for name in model.state_dict() if name not in ties}
+
+
+def replied(tensors: Mapping[str, OtherT], roles: Mapping[str, Role]) -> dict[str, OtherT]:
+    """Those of a model's tensors that a reply may hold: all but frozen ones."""
+    return {name: tensor for name, tensor in tensors.items() if roles.get(name) is not Role.FROZEN}
 
 
 def tensors_of(model: nn.Module) -> Tensors:

@@ -30,9 +30,10 @@ from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
 from fedsign.evaluation import Evaluation, OnOutputs
 from fedsign.extensions import extensions
+from fedsign.federation.codec import digest_of
 from fedsign.federation.exchange import UpdateEncoding
 from fedsign.models.outside_state import keep_outside_state
-from fedsign.models.transform import Transform, transforms_of
+from fedsign.models.transform import Transform, sent_tensors, transforms_of
 from fedsign.models.weights import load_weights, scale_weights
 from fedsign.numerics import Numerics, device_of
 from fedsign.records import Role, roles_of
@@ -320,6 +321,13 @@ class Workload:
     def roles(self) -> dict[str, Role]:
         """The role of every tensor that is sent, in `state_dict` order."""
         return roles_of(self.make_model())
+
+    @cached_property
+    def frozen(self) -> dict[str, tuple[Tensor, str]]:
+        """The frozen tensors of this process's own build, in sent form, with their digests."""
+        tensors = sent_tensors(self.make_model())
+        frozen = {name: tensor.detach().cpu() for name, tensor in tensors.items() if self.roles[name] is Role.FROZEN}
+        return {name: (tensor, digest_of(tensor)) for name, tensor in frozen.items()}
 
     @cached_property
     def model_bytes(self) -> int:

@@ -99,7 +99,8 @@ class RoundLoop:
         self._parameters = [name for name, role in self._model.roles.items() if role is Role.PARAMETER]
         unrounded = workload.make_unrounded() if self._model.has_masters else None
         first = self._model if unrounded is None else BorrowingModel(unrounded, workload.numerics)
-        self._evaluated: Tensors = first.copies()
+        sent = first.copies() | self._model.frozen()
+        self._evaluated: Tensors = {name: sent[name] for name in self._model.roles}
         self._model.empty()  # it borrows the tensors of each evaluation
         self._served = self._evaluated
         self._resume()

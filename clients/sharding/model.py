@@ -61,7 +61,7 @@ def rank_model(workload: Workload, known: Known) -> RankModel:
     """A rank's model, like one that was made whole."""
     outline = _outline(workload, known)
     model = (workload.make_model() if outline is None else outline).train()
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
     frozen = frozenset(frozen_weights(model))
     _make_parameters(model, frozen)
     shapes = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}

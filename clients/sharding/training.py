@@ -33,7 +33,7 @@ from fedsign.numerics import widened
 from fedsign.optim.base import BlockTrainer, PartTrainer, drawing
 from fedsign.optim.displacement import unit_displacement
 from fedsign.optim.lean import made_lean
-from fedsign.records import LOST_UPDATES, Role, Tensors, TrainRequest
+from fedsign.records import LOST_UPDATES, Role, Tensors, TrainRequest, replied
 from fedsign.seeding import Purpose, generator, globals_seeded, integer
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
@@ -136,7 +136,11 @@ class ShardedTraining:
         """The reply's tensors in sent form, by the names of `clients.sharding.payload`: trained parameters and buffers,
         and those of the objective.  All ranks must exhaust the iterator.
         """
-        sent = self._roles.keys() - self._frozen if self._trained is None else self._roles.keys() & self._trained
+        sent = (
+            replied(self._roles, self._roles).keys() - self._frozen
+            if self._trained is None
+            else self._roles.keys() & self._trained
+        )
         for name in sent & self._untrained:  # as they were received, which may be in float32
             yield payload_key(MODEL, name), self._received[name]
         for name, value in self._sharded.values(sent - self._untrained):
@@ -154,7 +158,7 @@ class ShardedTraining:
         tensors = {
             payload_key(MODEL, name): self._outlined(name, tensor, self._sent_dtype(tensor))
             for name, tensor in self._model.state_dict().items()
-            if name in self._roles
+            if name in replied(self._roles, self._roles)
             and (
                 self._is_buffer(name) or (name not in self._frozen and (self._trained is None or name in self._trained))
             )

@@ -5,6 +5,7 @@ packed sparse tensors (`fedsign.models.transform.Packing`) need no encoding of t
 are dense.
 """
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedsign.errors import CodecError
 
 VERSION = 1
+_DIGEST_BYTES = 16
 
 
 class Encoding(StrEnum):
@@ -61,6 +63,13 @@ def encode(tensor: Tensor) -> Encoded:
     if host.dtype == torch.bfloat16:
         return Encoded(encoding=Encoding.BF16, payload=host.view(torch.uint16).numpy())
     return Encoded(encoding=Encoding.DENSE, payload=host.numpy())
+
+
+def digest_of(tensor: Tensor) -> str:
+    """A digest of a tensor's dtype, shape, and values."""
+    hasher = hashlib.blake2b(f"{tensor.dtype}{list(tensor.shape)}".encode(), digest_size=_DIGEST_BYTES)
+    hasher.update(encode(tensor).payload.reshape(-1).view(np.uint8).data)
+    return hasher.hexdigest()
 
 
 def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:

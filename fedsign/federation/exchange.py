@@ -28,6 +28,7 @@ from fedsign.records import (
     TrainReply,
     TrainRequest,
     failure_of,
+    replied,
 )
 from fedsign.storage.results import Record
 
@@ -258,7 +259,8 @@ class DirectExchange(Exchange):
         self._received = {name: request.tensors[name] for name in self._parameters}
         self.traffic = Traffic(
             sent=list(request.cohort),
-            bytes_down=bytes_down(request.cohort, request.tensors, request.shared, self.encoding),
+            # everyone has built the frozen tensors
+            bytes_down=bytes_down(request.cohort, replied(request.tensors, self._roles), request.shared, self.encoding),
         )
         return self._good_replies(request)
 
@@ -329,7 +331,12 @@ class DirectExchange(Exchange):
                 # a lossy encoding must act as it does over messages
                 message = encoded(self.encoding, reply, request.tensors)
                 sent, reply = message.tensors, decoded(self.encoding, message, request.tensors)
-            check_shapes(reply.tensors, reply.extra, like=request.tensors, is_partial=self.encoding is not None)
+            check_shapes(
+                reply.tensors,
+                reply.extra,
+                like=replied(request.tensors, self._roles),
+                is_partial=self.encoding is not None,
+            )
             check_numbers(reply, max_examples=self._max_examples)
             whole = {**self._received, **reply.tensors}  # tensors not sent are unchanged
             auxiliary = {name: tensor for name, tensor in reply.tensors.items() if name not in self._received}
@@ -349,7 +356,8 @@ class DirectExchange(Exchange):
         first = {name: tensor[0] for name, tensor in stack.tensors.items()}
         try:
             check_claims(stack, round=request.round, roles=self._roles)
-            check_shapes(first, {name: tensor[0] for name, tensor in stack.extra.items()}, like=request.tensors)
+            extra = {name: tensor[0] for name, tensor in stack.extra.items()}
+            check_shapes(first, extra, like=replied(request.tensors, self._roles))
         except ReplyError as error:  # names, shapes and dtypes are common to all batched replies
             self.traffic.failures += [failure_of(partition, error) for partition in stack.partitions]
             return stack.without(range(len(stack)))

@@ -3,7 +3,7 @@
 They treat all arrays of a model alike, which is wrong for untrained ones: FedAvgM's momentum drives BatchNorm's
 variances below zero (NaN in the second round), Krum would include batch counters in its distances, q-FedAvg and
 differential privacy cannot scale integers in place.  So buffers are removed from what a strategy sees, and averaged
-here with the strategy's own weights; counters are kept.
+here with the strategy's own weights; counters and frozen parameters are kept.
 
 A complex parameter [...] is shown as its parts [..., 2]: a median, or a square of Adam's, is of the parts, as in
 torch's optimizers, and NumPy would order complex numbers by their real parts.
@@ -48,6 +48,7 @@ class ParametersOnly:
             key, arrays = _model_in(message.content)
             if id(arrays) not in full:
                 record = self._of_role(self._served, Role.BUFFER)
+                record.update(self._of_role(self._served, Role.FROZEN))
                 record.update(self._meant(arrays))
                 full[id(arrays)] = (arrays, _in_order(record, self._roles))
             content = RecordDict(dict(message.content))  # a new one, because the strategy's messages may share theirs
@@ -73,6 +74,7 @@ class ParametersOnly:
     def model(self, parameters: ArrayRecord) -> ArrayRecord:
         """The strategy's model, completed by the mean of the replies' buffers."""
         record = to_record(self._buffers.result()) if self._buffers.count else ArrayRecord()
+        record.update(self._of_role(self._served, Role.FROZEN))
         record.update(self._meant(parameters))
         return _in_order(record, self._roles)
 

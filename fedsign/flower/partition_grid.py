@@ -19,8 +19,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedsign.errors import IncompleteModelError
+from fedsign.errors import IncompleteModelError, OtherBuildError
 from fedsign.federation.aggregation import in_slot_order
+from fedsign.federation.codec import digest_of
 from fedsign.federation.exchange import Exchange, MaxExamples, Traffic, bytes_down, check_addresses
 from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
@@ -28,7 +29,7 @@ from fedsign.flower.nodes import NO_HOOKS, NOBODY, Nodes, SiteHooks
 from fedsign.flower.pulling import Replies, Requests
 from fedsign.flower.reply_checks import GoodReply, checked, read_reply
 from fedsign.flower.shims import MessageGrid, ensure_task_identity
-from fedsign.records import Failure, Role
+from fedsign.records import Failure, Role, Tensors
 
 ReplyT = TypeVar("ReplyT")
 Substitutes = Callable[[Sequence[int], int], Sequence[int]]  # (candidates, maximum number) -> clients to ask instead
@@ -62,6 +63,9 @@ class PartitionGrid(MessageGrid, Exchange):
         self.substitutes: Substitutes | None = None
         self._shown: Sequence[int] = range(num_partitions)
         self._has_warned = False
+        self._frozen = [name for name, role in roles.items() if role is Role.FROZEN]
+        self._frozen_digests: dict[str, str] = {}
+        self._other_builds: set[int] = set()  # partitions whose nodes build other frozen tensors
         self._ttl_s = inf  # lifetime of undelivered messages: a node that reconnects must not find those of past rounds
 
     def set_run(self, run: Run) -> None:
@@ -192,7 +196,8 @@ class PartitionGrid(MessageGrid, Exchange):
         """(slot, reply or failure) in order of arrival, every slot once.  None: the reply is no longer needed."""
         num_wanted, num_good = self.num_wanted or len(batch), 0
         left = dict.fromkeys(range(len(batch)))
-        resend = None if self.encoding is None else partial(self._resend, batch, set())
+        leaves_out = self.encoding is not None or self._frozen
+        resend = partial(self._resend, batch, set[int]()) if leaves_out else None
         requests = Requests("train", wire.round_of(batch[0]), self.traffic.sent)
         # closed at once on `break`, so that outstanding replies become overdue now, not at garbage collection
         with closing(self._replies.arrivals(message_ids, requests, deadline=deadline, resend=resend)) as arrivals:
@@ -225,9 +230,11 @@ class PartitionGrid(MessageGrid, Exchange):
 
     def _resend(self, batch: list[Message], before: set[int], slot: int, reply: Message) -> str | None:
         """Resend a request with the whole model if the client lacked tensors; `before`: slots already resent."""
-        lacks_tensors = reply.has_error() and (reply.error.reason or "").startswith(f"{IncompleteModelError.__name__}:")
-        if slot in before or not lacks_tensors:
+        kind = (reply.error.reason or "").partition(":")[0] if reply.has_error() else ""
+        if slot in before or kind not in (IncompleteModelError.__name__, OtherBuildError.__name__):
             return None
+        if kind == OtherBuildError.__name__:
+            self._other_builds.add(batch[slot].metadata.dst_node_id)  # is sent them at once from the next round on
         before.add(slot)
         if not self._has_warned:
             self._has_warned = True
@@ -253,14 +260,16 @@ class PartitionGrid(MessageGrid, Exchange):
             self.ledger.hand_over(partition, site.name)
         if trains and not whole:
             model, shared = to_tensors(wire.arrays_of(content)), to_tensors(wire.auxiliary(content))
-            self.traffic.bytes_down += bytes_down([partition], model, shared, self.encoding)
+            sent = {name: tensor for name, tensor in model.items() if name not in self._built_by(partition)}
+            self.traffic.bytes_down += bytes_down([partition], sent, shared, self.encoding)
         if plain is not None:
             content = RecordDict(dict(content))
             for key, record in wire.of_kind(content, ArrayRecord).items():
                 names = None
-                if trains and key != wire.AUXILIARY and self.encoding is not None:
-                    digests = self.encoding.digests(to_tensors(record))
-                    names = None if whole else self.encoding.lacking(partition, record)
+                if trains and key != wire.AUXILIARY and (self.encoding is not None or self._frozen):
+                    digests = self._digests(to_tensors(record))
+                    lacking = [*record] if self.encoding is None else self.encoding.lacking(partition, record)
+                    names = None if whole else [name for name in lacking if name not in self._built_by(partition)]
                 content[key], own = plain.of(record, names)
                 encodings = encodings | own
         routed = wire.route(
@@ -278,6 +287,17 @@ class PartitionGrid(MessageGrid, Exchange):
             ttl=min(metadata.ttl, self._ttl_s),
             group_id=metadata.group_id,
         )
+
+    def _built_by(self, partition: int) -> Sequence[str]:
+        """The tensors that a partition's node has in its own build, as far as is known."""
+        return () if partition in self._other_builds else self._frozen
+
+    def _digests(self, model: Tensors) -> dict[str, str]:
+        """The digests of all tensors that requests may leave out."""
+        if not self._frozen_digests:
+            self._frozen_digests = {name: digest_of(model[name]) for name in self._frozen}
+        found = {} if self.encoding is None else self.encoding.digests(model)
+        return {**self._frozen_digests, **found}
 
     def _account(self, good: GoodReply, request: Message) -> None:
         served, reply = to_tensors(wire.arrays_of(request.content)), good.reply

@@ -19,7 +19,7 @@ from fedsign.federation.exchange import (
 from fedsign.flower import wire
 from fedsign.flower.array import to_tensors
 from fedsign.flower.shims import set_source
-from fedsign.records import Failure, Role, Tensors, TrainReply, failure_of, printable
+from fedsign.records import Failure, Role, Tensors, TrainReply, failure_of, printable, replied
 
 ReplyT = TypeVar("ReplyT")
 _MAX_DETAILS = 20_000  # characters of a client's traceback
@@ -54,7 +54,7 @@ def checked(
     check_claims(sent, round=wire.round_of(request), roles=roles)
     if sent.partition != partition:
         raise ReplyError(f"the reply is for partition {sent.partition}; expected partition {partition}.")
-    served, reply = to_tensors(wire.arrays_of(request.content)), sent
+    served, reply = replied(to_tensors(wire.arrays_of(request.content)), roles), sent
     if encoding is not None:
         reply = decoded(encoding, sent, served)
         wire.replace_arrays(message, reply.tensors)

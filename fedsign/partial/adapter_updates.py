@@ -19,7 +19,7 @@ from fedsign.errors import ReplyError, ResumeError
 from fedsign.federation.exchange import UpdateEncoding
 from fedsign.optim.lora import Adapter
 from fedsign.partial.adapters import LoraSettings, adapters_of
-from fedsign.records import Tensors, TrainReply
+from fedsign.records import Tensors, TrainReply, replied
 from fedsign.workload import Workload
 
 _RANKS, _RECEIVED = "base_ranks", "received"  # in a checkpoint
@@ -50,7 +50,7 @@ class AdapterUpdates(UpdateEncoding):
             ReplyError: the tensors are not those that the client trains.
         """
         tensors, rank = dict(reply.tensors), self.settings.rank_of(reply.partition)
-        expected = received.keys() - {each.base for each in self.adapters}
+        expected = replied(received, reply.roles).keys() - {each.base for each in self.adapters}
         if tensors.keys() != expected:
             raise ReplyError(
                 f"the reply's tensors are not those that are trained: missing {sorted(expected - tensors.keys())}, "

@@ -12,17 +12,15 @@ any tensors it kept (`clients.partial.received`) and never confuses two, even af
 swaps.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedsign.errors import ReplyError, ResumeError
-from fedsign.federation import codec
+from fedsign.federation.codec import digest_of
 from fedsign.federation.exchange import UpdateEncoding
 from fedsign.partial.adapter_updates import adapter_updates
 from fedsign.records import Role, Tensors, TrainReply
@@ -30,7 +28,6 @@ from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
 
 _CHANGED_IN, _RECEIVED = "changed_in", "received"  # in a checkpoint
-_DIGEST_BYTES = 16
 
 
 @dataclass(slots=True)
@@ -117,13 +114,6 @@ class _Known(NamedTuple):
 def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
     """Equal for the same memory without writes in between."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
-
-
-def digest_of(tensor: Tensor) -> str:
-    """A digest of a tensor's dtype, shape, and values."""
-    hasher = hashlib.blake2b(f"{tensor.dtype}{list(tensor.shape)}".encode(), digest_size=_DIGEST_BYTES)
-    hasher.update(codec.encode(tensor).payload.reshape(-1).view(np.uint8).data)
-    return hasher.hexdigest()
 
 
 def partial_updates(workload: Workload) -> UpdateEncoding | None:

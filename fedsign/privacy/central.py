@@ -85,7 +85,8 @@ class Central(Aggregator):
         first = next(each, None)
         if first is None:
             return None
-        layout = Layout(served, first.extra)  # a reply is needed for the names of auxiliary tensors
+        # a reply is needed for the names of auxiliary tensors; what it does not hold is frozen
+        layout = Layout({name: served[name] for name in first.tensors}, first.extra)
         total, num_below, partitions = np.zeros_like(layout.served), 0, list[int]()
         for reply in chain([first], each):
             update, is_below = clipped(layout.update(reply), self.clip_norm)
@@ -104,13 +105,13 @@ class Central(Aggregator):
         return Aggregate(
             round=round,
             served=served,
-            mean=mean,
+            mean={**served, **mean},
             extra=extra,
             roles=first.roles,
             num_replies=size,
             num_clients=num_clients,
-            num_sent=dict.fromkeys(first.roles, size),
-            weight_sent=dict.fromkeys(first.roles, float(size)),
+            num_sent={name: size * (name in mean) for name in first.roles},
+            weight_sent={name: float(size * (name in mean)) for name in first.roles},
         )
 
     def released(self, sampled: Sequence[int]) -> dict[str, str]:

@@ -44,7 +44,7 @@ class Local(Aggregator):
 
     def applied(self, reply: TrainReply, received: Tensors, secret: Secret) -> TrainReply:
         """The reply, clipped and noised, as it may leave the client."""
-        layout = Layout(received, reply.extra)
+        layout = Layout({name: received[name] for name in reply.tensors}, reply.extra)
         update, _ = clipped(layout.update(reply), self.clip_norm)
         if std := self.noise_multiplier * self.clip_norm:
             # bound to the model received, too: two models in one round get independent noise

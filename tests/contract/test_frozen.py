@@ -1,0 +1,167 @@
+"""Frozen parameters stay, bit for bit, and a run with them equals that of a network that has them as constants."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clients.middleware import OwnBuild
+from fedsign.config import from_dict
+from fedsign.errors import OtherBuildError
+from fedsign.federation.codec import digest_of
+from fedsign.records import ObjectiveSpec, Role, TrainRequest, replied, tensors_of
+from fedsign.storage.checkpoints import load_latest, load_model
+from fedsign.workload import Workload
+from simulations import Run, run
+
+
+class Frozen(nn.Module):
+    """A body that is not trained, of which a bias is; and a trained head."""
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 50), nn.Linear(50, num_outputs)
+        self.freeze(self.body.weight)
+
+    def freeze(self, weight: nn.Parameter) -> None:
+        weight.requires_grad_(False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.head(torch.relu(self.body(features.flatten(1))))
+
+
+class Constant(Frozen):
+    """The same, whose weight is no parameter, and no part of the state_dict."""
+
+    def freeze(self, weight: nn.Parameter) -> None:
+        del self.body.weight
+        self.body.register_buffer("weight", weight.detach().clone(), persistent=False)
+
+
+def frozen(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return Frozen(num_outputs)
+
+
+def constant(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return Constant(num_outputs)
+
+
+def played(root: Path, model: str, **changes: Any) -> Run:
+    return run(
+        {
+            "rounds": 2,
+            "callbacks": [],
+            "partition": {"num_clients": 4, "alpha": 1.0},
+            "server": {"cohort_size": 3},
+            "client": {"local_steps": 3},
+            "strategy": {"name": "fedavg"},
+            "model": {"name": f"{__name__}:{model}"},
+            "results": {"root": str(root / model)},
+            **changes,
+        }
+    )
+
+
+def lines(done: Run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (done.path / "rounds.jsonl").read_text().splitlines()]
+
+
+def first(done: Run) -> Tensor:
+    return Workload(done.config).make_model().get_parameter("body.weight")
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            {"strategy": {"name": name}}
+            for name in ("fedavg", "fedprox", "feddyn", "scaffold", "moon", "flower_fedadam")
+        ),
+        {"strategy": {"name": "flower_krum"}},
+        {"strategy": {"name": "fedsign", "reduction": "mean", "gamma": 0.1}},
+        {"server": {"cohort_size": 3, "optimizer": {"name": "adam"}}},
+        {"client": {"local_steps": 3, "optimizer": {"name": "adamw"}, "weight_decay": 0.1, "clip_norm": 0.1}},
+        {"privacy": {"name": "local", "clip_norm": 0.1, "noise_multiplier": 0.0, "delta": 1e-5}},
+        {
+            "privacy": {
+                "name": "central",
+                "clip_norm": 0.1,
+                "noise_multiplier": 0.0,
+                "delta": 1e-5,
+                "sampling": "public",
+            }
+        },
+        {"attack": {"name": "sign_flip", "fraction": 0.5}},
+        pytest.param({"engine": {"workers": 2}}, marks=SLOW),
+        pytest.param({"client": {"local_steps": 3, "sharding": {"ranks": 2}}}, marks=SLOW),
+    ],
+    ids=str,
+)
+def test_frozen_parameters_count_and_travel_like_constants(changes: dict[str, Any], tmp_path: Path) -> None:
+    ours, theirs = played(tmp_path, "frozen", **changes), played(tmp_path, "constant", **changes)
+    assert all(not line["failures"] for line in lines(ours))
+    for mine, its in zip(lines(ours), lines(theirs), strict=True):
+        mine.pop("privacy_released", None), its.pop("privacy_released", None)
+        assert {**mine, "released": 0} == {**its, "released": 0}
+    assert torch.equal(first(ours), ours.model().get_parameter("body.weight"))
+    one, other = load_latest(ours.folder.checkpoints), load_latest(theirs.folder.checkpoints)
+    assert one is not None and other is not None
+    assert one.served.keys() - other.served.keys() == {"body.weight"}
+    assert all(torch.equal(tensor, one.served[name]) for name, tensor in other.served.items())
+    assert one.strategy.keys() == other.strategy.keys()  # no state for them
+
+
+@pytest.mark.needs("privacy")
+@pytest.mark.parametrize("name", ["central", "local"])
+def test_noise_does_not_touch_frozen_parameters(name: str, tmp_path: Path) -> None:
+    privacy = {"name": name, "clip_norm": 0.1, "noise_multiplier": 1.0, "delta": 1e-5}
+    done = played(tmp_path, "frozen", privacy=privacy)
+    model = done.model()
+    assert torch.equal(first(done), model.get_parameter("body.weight"))
+    start = Workload(done.config).make_model()
+    assert (model.get_parameter("body.bias") != start.get_parameter("body.bias")).all()
+    assert load_model(done.path / "model.safetensors").keys() == model.state_dict().keys()
+
+
+def request_of(workload: Workload, digests: dict[str, str]) -> TrainRequest:
+    tensors = replied(tensors_of(workload.make_model()), workload.roles)
+    return TrainRequest(
+        round=1,
+        partition=0,
+        tensors=tensors,
+        objective=ObjectiveSpec(),
+        state_version=0,
+        needed_versions=frozenset(),
+        digests=digests,
+    )
+
+
+def test_a_node_completes_requests_by_its_own_build_if_it_is_the_servers(tmp_path: Path) -> None:
+    workload = Workload(from_dict({"model": {"name": f"{__name__}:frozen"}}))
+    assert workload.roles["body.weight"] is Role.FROZEN and workload.roles["body.bias"] is Role.PARAMETER
+    served = tensors_of(workload.make_model())
+    build = OwnBuild(workload)
+    request = request_of(workload, {"body.weight": digest_of(served["body.weight"])})
+    assert build.concerns(request)
+    completed = build.before(request)
+    assert [*completed.tensors] == [*served]
+    assert all(torch.equal(tensor, served[name]) for name, tensor in completed.tensors.items())
+    with pytest.raises(OtherBuildError, match=r"builds the frozen tensor 'body.weight' with other values"):
+        build.before(request_of(workload, {"body.weight": digest_of(served["body.weight"] + 1)}))
+
+
+@SLOW
+@pytest.mark.needs("ray")
+def test_a_run_with_frozen_parameters_is_the_same_over_messages_and_after_a_resume(tmp_path: Path) -> None:
+    whole = played(tmp_path, "frozen")
+    assert lines(played(tmp_path / "ray", "frozen", engine={"name": "ray"})) == lines(whole)
+    half = played(
+        tmp_path / "half", "frozen", rounds=1, results={"root": str(tmp_path / "half"), "checkpoint_every": 1}
+    )
+    assert lines(run(half.config.replace(rounds=2), resume=half.path)) == lines(whole)
