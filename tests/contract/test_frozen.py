@@ -1,21 +1,30 @@
 """Frozen parameters stay, bit for bit, and a run with them equals that of a network that has them as constants."""
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message
 from torch import Tensor, nn
 
-from clients.middleware import OwnBuild
+from clients.middleware import OwnBuild, with_middleware
+from clients.state.store import ClientStore
+from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.errors import OtherBuildError
 from fedsign.federation.codec import digest_of
+from fedsign.flower import wire
+from fedsign.flower.in_process import InProcessGrid
+from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import ObjectiveSpec, Role, TrainRequest, replied, tensors_of
+from fedsign.storage import results
 from fedsign.storage.checkpoints import load_latest, load_model
 from fedsign.workload import Workload
 from simulations import Run, run
+from simulations.rounds import RoundLoop
 
 
 class Frozen(nn.Module):
@@ -47,6 +56,13 @@ def frozen(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 
 def constant(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return Constant(num_outputs)
+
+
+def other_build(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    model = Frozen(num_outputs)
+    with torch.no_grad():
+        model.body.weight.add_(1)
+    return model
 
 
 def played(root: Path, model: str, **changes: Any) -> Run:
@@ -154,6 +170,55 @@ def test_a_node_completes_requests_by_its_own_build_if_it_is_the_servers(tmp_pat
     assert all(torch.equal(tensor, served[name]) for name, tensor in completed.tensors.items())
     with pytest.raises(OtherBuildError, match=r"builds the frozen tensor 'body.weight' with other values"):
         build.before(request_of(workload, {"body.weight": digest_of(served["body.weight"] + 1)}))
+
+
+def over_messages(root: Path, done: Run, nodes: Workload) -> tuple[list[dict[str, Any]], list[set[str]]]:
+    """The same run over serialized messages, with nodes of this workload; and the tensors in each request."""
+    workload = Workload(done.config)
+    sent: list[set[str]] = []
+
+    def handle(messages: Sequence[Message]) -> Iterator[Message]:
+        for message in messages:
+            wire.decode(message)
+            request = wire.unpack_request(message)
+            sent.append({*request.tensors})
+            trainer = with_middleware(SequentialTrainer(nodes), nodes, in_process=False, folder=root)
+            try:
+                (reply,) = trainer.train_many([request], ClientStore(root / "states"))
+                yield wire.encode_reply(wire.pack_reply(reply, message))
+            except OtherBuildError as error:
+                yield wire.failure_reply(error, message)
+
+    num = workload.config.partition.num_clients
+    toml = done.folder.config_toml
+    folder = results.create(root, experiment="frozen", seed=0, config_toml=toml, environment={}, partition={})
+    grid = PartitionGrid(
+        InProcessGrid(num, handle),
+        num_partitions=num,
+        roles=workload.roles,
+        leaves_process=True,
+        max_examples=workload.max_examples,
+    )
+    RoundLoop(workload, grid, folder).run()
+    return [json.loads(line) for line in (folder.path / "rounds.jsonl").read_text().splitlines()], sent
+
+
+def test_messages_leave_frozen_parameters_out_unless_a_node_has_built_others(tmp_path: Path) -> None:
+    done = played(tmp_path, "frozen")
+    alike, sent = over_messages(tmp_path / "alike", done, Workload(done.config))
+    assert alike == lines(done)
+    assert len(sent) == 6 and all("body.weight" not in names for names in sent)
+    others, sent = over_messages(
+        tmp_path / "others", done, Workload(done.config).with_section("model", name=f"{__name__}:other_build")
+    )
+    held = [("body.weight" in names) for names in sent]
+    again = sum(len({*line["clients"]} & {*alike[0]["clients"]}) for line in alike[1:])
+    # without, and once more with it; a node that is known is sent it at once
+    assert sum(held) == 6 and held.count(False) == 6 - again
+    for line, other in zip(alike, others, strict=True):
+        assert not other["failures"]
+        assert {**line, "bytes_down": 0, "chain": ""} == {**other, "bytes_down": 0, "chain": ""}
+    assert others[1]["bytes_down"] - alike[1]["bytes_down"] == again * 4 * 64 * 50
 
 
 @SLOW
