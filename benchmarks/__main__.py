@@ -48,6 +48,7 @@ _EXTRAS = tuple(  # benchmarks of FedSign alone; a deleted capability takes its 
         "paro_prefetch",
         "sparse",
         "sparse_clients",
+        "splits",
     )
     if find_spec(f"benchmarks.alone.{name}")
 )
