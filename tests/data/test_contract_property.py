@@ -216,13 +216,18 @@ def is_possible(case: Case) -> bool:
     return True
 
 
+def mostly(good: tuple[Any, ...], every: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    """Any value, but four times out of five a good one: a case with two defects is refused for the first."""
+    return st.sampled_from(good * (4 * len(every) // len(good)) + every)
+
+
 CASES = st.builds(
     Case,
     route=st.sampled_from(ROUTES),
-    features=st.sampled_from(FEATURES),
-    shape=st.sampled_from(SHAPES),
-    targets=st.sampled_from(TARGETS),
-    owners=st.sampled_from(OWNERS),
+    features=mostly(FEATURES[:9], FEATURES),
+    shape=mostly(SHAPES[:4], SHAPES),
+    targets=mostly(TARGETS[:8] + TARGETS[10:17], TARGETS),
+    owners=mostly(OWNERS[:7], OWNERS),
     as_array=st.booleans(),
 ).filter(is_possible)
 
@@ -233,7 +238,7 @@ CASES = st.builds(
     max_examples=int(os.environ.get("SAMPLES_EXAMPLES", "40")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture],
 )
-@given(CASES, st.sampled_from(PARTITIONS), st.sampled_from(sorted(TASKS)))
+@given(CASES, st.sampled_from(PARTITIONS), st.sampled_from((*TASKS, "own")))
 @example(Case("tensors", "float32", (3,), "column of numbers", "none", False), "iid", "regression")
 @example(Case("items", "int64", (3,), "vectors", "texts", True), "natural", "regression")
 @example(Case("Dataset", "float64", (3,), "masks", "none", True), "dirichlet", "own")
