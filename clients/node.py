@@ -16,7 +16,7 @@ from fedsign.flower.shims import PARTITION_KEY
 from fedsign.records import Failure
 from fedsign.workload import Workload, workload_of
 
-EXPERIMENT_KEY, STATE_KEY = "experiment", "state-folder"  # in the run configuration
+EXPERIMENT_KEY, STATE_KEY, RUN_KEY = "experiment", "state-folder", "run"  # in the run configuration
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Node:
     @property
     def states(self) -> ClientStore:
         """The store of its clients' states."""
-        return ClientStore(Path(str(self.context.run_config[STATE_KEY])))
+        given = self.context.run_config
+        return ClientStore(Path(str(given[STATE_KEY])), run=str(given.get(RUN_KEY, "")))
 
     def answer_roll_call(self, question: Mapping[str, object]) -> Mapping[str, str]:
         """Additional entries of the roll-call answer, before the first round.

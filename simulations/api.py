@@ -12,8 +12,9 @@ import platform
 import subprocess
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from clients.local_trainers import decided
+from clients.state.cache import StateCache
 from clients.trainer import check_training
 from fedsign import config as configs
 from fedsign import plugins
@@ -35,6 +37,7 @@ from fedsign.records import ObjectiveSpec
 from fedsign.sections import tables
 from fedsign.seeding import Purpose, global_stream
 from fedsign.storage import checkpoints, finding, results
+from fedsign.storage.checkpoints import Checkpoint
 from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
@@ -154,7 +157,7 @@ def run(
         with folder.locked():
             _check_folder(folder)
             # under the lock, and before anything is read: the newest intact checkpoint decides where the run goes on
-            checkpoints.set_damaged_aside(folder.checkpoints)
+            checkpoints.set_damaged_aside(folder.checkpoints, partial(_check_states, folder))
             config = _resumed_config(folder, experiment)
             workload, engine, watchers = _prepare(Workload(config))
             _warn_of_other_versions(folder)
@@ -390,6 +393,13 @@ def _check_folder(folder: RunFolder) -> None:
     _ = folder.config_toml
     if not folder.id:
         _log.warning("the run in %s has no manifest: that its files belong together is not checked", folder.path)
+
+
+def _check_states(folder: RunFolder, checkpoint: Checkpoint) -> None:
+    """Read the client states that a checkpoint refers to, if they are on this machine."""
+    if folder.clients.is_dir() and checkpoint.client_versions:
+        with closing(StateCache(folder.clients, run=folder.id)) as states:
+            states.check(checkpoint.client_versions, checkpoint.states)
 
 
 def _check_data(folder: RunFolder, workload: Workload) -> None:

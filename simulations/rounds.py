@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor
 
 from clients.working_model import BorrowingModel
-from fedsign.errors import ConfigError, RoundError
+from fedsign.errors import ClientStateError, ConfigError, RoundError
 from fedsign.extensions import extensions
 from fedsign.federation.aggregation import is_finite, norm_of
 from fedsign.federation.exchange import ClientLedger, DirectExchange, Exchange, RoundHook, Traffic
@@ -253,8 +253,13 @@ class RoundLoop:
         return Strategy().sample(self.round, clients, self._num_sampled, rng)
 
     def _judge(self, traffic: Traffic) -> None:
-        """Record failed clients; raise if too few are left."""
+        """Record failed clients; raise if too few are left, or if one has lost its state, for it can never go on."""
         self._report(traffic.failures)
+        for failure in traffic.failures:
+            if f"{ClientStateError.__name__}: " in failure.reason:
+                raise ClientStateError(
+                    f"round {self.round} cannot go on without the state of client {failure.partition}: {failure.reason}"
+                )
         if len(traffic.accepted) < self._config.server.min_replies:
             first = traffic.failures[0] if traffic.failures else None
             why = f" First failure: client {first.partition}: {first.reason}" if first else ""

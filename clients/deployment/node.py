@@ -31,7 +31,7 @@ from typing import Any
 from clients.app import Handler
 from clients.deployment import settings
 from clients.deployment.evaluator import SiteEvaluator
-from clients.node import STATE_KEY, Node
+from clients.node import RUN_KEY, STATE_KEY, Node
 from clients.state.store import ClientStore
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data import sites
@@ -42,7 +42,6 @@ from fedsign.flower.shims import PARTITION_KEY
 from fedsign.records import Failure
 from fedsign.workload import Workload
 
-RUN_KEY = "run"  # in the run configuration
 TOKENIZER_KEY = "tokenizer"  # in the roll call's question: the fingerprint of the server's tokenizer
 COUNTS_KEY = "counts"  # in its answer: label counts
 CONSENTS_KEY = "consents"  # in its answer: what the site has consented to
@@ -94,19 +93,19 @@ class SuperNode(Node):
         Raises:
             ConfigError: the run's name is not a valid folder name.
         """
+        run = str(self.context.run_config.get(RUN_KEY, ""))
         if STATE_KEY in self._own:
-            return ClientStore(Path(str(self._own[STATE_KEY])))
+            return ClientStore(Path(str(self._own[STATE_KEY])), run=run)
         if settings.STATE_ROOT_KEY in self._own:
             root = Path(str(self._own[settings.STATE_ROOT_KEY])).expanduser()
         else:
             root = Path(os.environ.get("FLWR_HOME") or Path.home() / ".fedsign") / "clients"
-        run = str(self.context.run_config.get(RUN_KEY, ""))
         # the name comes from the server, and must not lead out of the folder
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", run):
             raise ConfigError(
                 f"the run is called '{run}', which can be no folder's name; run it with this version of FedSign."
             )
-        return ClientStore(root / run)
+        return ClientStore(root / run, run=run)
 
     def answer_roll_call(self, question: Mapping[str, object]) -> Mapping[str, str]:
         """Answer the roll call; a site reads its data, so that problems surface before the first round."""

@@ -34,8 +34,8 @@ class StateCache(ClientStore):
     It can continue a run that stored one file per state, as other engines do: missing states are looked up there.
     """
 
-    def __init__(self, folder: Path, *, budget_bytes: int) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, *, budget_bytes: int = 0, run: str = "") -> None:
+        super().__init__(folder, run=run)
         self._database = StateDatabase(folder)
         self._budget_bytes = budget_bytes
         # partition -> version -> state, least recently used first
@@ -62,6 +62,17 @@ class StateCache(ClientStore):
                 "some are damaged, "
                 "missing or of another run; restore the file from a copy, or start a new run."
             )
+
+    def check(self, versions: Mapping[int, int], digest: str) -> None:
+        """Read all states that a checkpoint refers to; see `resume`.
+
+        Raises:
+            ClientStateError: one is missing, damaged, or not of this client and run.
+        """
+        self.resume(versions, digest)
+        for partition, version in versions.items():
+            if self._database.read(partition, version) is None:
+                self.read(partition, version)
 
     def load(self, request: TrainRequest) -> Tensors | None:
         """The state for a request, from memory or disk; also removes versions that nobody can ask for any more."""

@@ -25,9 +25,12 @@ from numpy.typing import NDArray
 
 from fedsign.errors import ConfigError, ResumeError
 from fedsign.storage.digests import digest_of as storage_digest
+from fedsign.storage.digests import sealed_json
 from fedsign.storage.disk import PARTIAL, disk_errors, sync
+from fedsign.storage.results import read_json
 
 NAME = "privacy.key"  # of the file, in a run's folder or that of clients' states
+MARK = f"{NAME}.json"  # beside it, so that its loss, and another run's, are noticed
 NUM_BYTES = 32
 _BLOCK = 2**16  # pairs of numbers generated at once
 
@@ -82,21 +85,30 @@ def open_secret(folder: Path, *, given: str = "", expected: bool = False) -> Sec
         expected: The secret must exist, because numbers were drawn from it.
 
     Raises:
-        ResumeError: the secret is expected but missing, or it is damaged.
+        ResumeError: the secret is expected but missing, it is damaged, or it is not the one that the folder had.
         ConfigError: `given` cannot be read or holds no secret.
     """
-    path = folder / NAME
+    path, mark = folder / NAME, folder / MARK
     if not path.exists():
-        if expected:
+        if expected or mark.exists():
             raise ResumeError(
                 f"{path} is missing: without it, rounds that are run again would get other noise than before; "
                 "put it back, "
                 "or start a new run."
             )
-        _write_once(path, _given(Path(given)) if given else secrets.token_bytes(NUM_BYTES))
-    key = _key_in(path.read_bytes())
+        new = _given(Path(given)) if given else secrets.token_bytes(NUM_BYTES)
+        _write_once(path, new + storage_digest(new).encode())
+    content = path.read_bytes()
+    key = _key_in(content)
     if key is None:
         raise ResumeError(f"{path} is damaged: its digest does not match; restore it from a copy, or start a new run.")
+    # after the key, from which nothing was drawn yet
+    _write_once(mark, sealed_json({"sha256": hashlib.sha256(content).hexdigest()}).encode())
+    if read_json(mark)["sha256"] != hashlib.sha256(content).hexdigest():
+        raise ResumeError(
+            f"{path} is not the key that the noise so far was drawn with ({MARK}); put that one back, or start a "
+            "new run."
+        )
     return Secret(key)
 
 
@@ -123,13 +135,15 @@ def _given(path: Path) -> bytes:
     return key
 
 
-def _write_once(path: Path, key: bytes) -> None:
-    """Write atomically, readable by the owner only; among concurrent writers one wins, and all then read its key."""
+def _write_once(path: Path, content: bytes) -> None:
+    """Write atomically, readable by the owner only; among concurrent writers one wins, and all then read its file."""
     with disk_errors(path):
+        if path.exists():
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         # created with mode 0600; unbuffered, so that fsync sees the key
         with NamedTemporaryFile(dir=path.parent, suffix=PARTIAL, buffering=0) as partial, suppress(FileExistsError):
-            partial.write(key + storage_digest(key).encode())
+            partial.write(content)
             os.fsync(partial.fileno())
             os.link(partial.name, path)  # unlike a rename, fails if another process was first
         sync(path.parent)

@@ -14,7 +14,7 @@ Client states live with the clients, versioned (see [Note: versions of client st
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsign.errors import ResumeError
+from fedsign.errors import ClientStateError, FedSignError, ResumeError
 from fedsign.records import Tensors
 from fedsign.storage.digests import KEY, digest_of, read_json, sealed_json
 from fedsign.storage.disk import fresh_path, replace_file, replaced_folder
@@ -35,7 +35,17 @@ from fedsign.storage.results import RunFolder, damaged
 FORMAT = 3
 _READABLE = (1, 2, FORMAT)
 _OWN_FILES = {"served", "evaluated", "strategy", "clients"}
-_OWN_FACTS = {"format", "round", "num_clients_with_state", "client_versions", "files", "records", "states", "run"}
+_OWN_FACTS = {
+    "format",
+    "round",
+    "num_clients_with_state",
+    "client_versions",
+    "files",
+    "records",
+    "states",
+    "run",
+    "kept",
+}
 _PARTS = "complex128:"  # before the name of such a tensor, which safetensors lacks: it is stored as its parts [..., 2]
 _log = logging.getLogger("fedsign")
 
@@ -84,6 +94,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> list[int]:
                 if tensors is not None
             },
             "run": RunFolder(folder.parent).id,
+            "kept": sorted({*_paths(folder), checkpoint.round})[-keep:],
             "records": checkpoint.records,
             "states": checkpoint.states,
             **checkpoint.facts,
@@ -103,6 +114,22 @@ def rounds_on_disk(folder: Path) -> list[int]:
     return list(_paths(folder))
 
 
+def kept_at(folder: Path, round: int) -> list[int]:
+    """The rounds whose checkpoints were kept when that of `round` was written; at least that one."""
+    path = _paths(folder)[round]
+    with _damage_reported(path):
+        return [*_state(path).get("kept", [round])]
+
+
+def files_of(path: Path) -> set[str]:
+    """The names of a checkpoint's files with tensors."""
+    with _damage_reported(path):
+        state = _state(path)
+        return {f"{name}.safetensors" for name in state.get("files", ())} or {
+            f.name for f in path.glob("*.safetensors")
+        }
+
+
 def client_versions_on_disk(folder: Path) -> dict[int, dict[int, int]]:
     """Round -> versions of the clients' states, for every complete checkpoint."""
     versions = {}
@@ -113,18 +140,22 @@ def client_versions_on_disk(folder: Path) -> dict[int, dict[int, int]]:
     return versions
 
 
-def set_damaged_aside(folder: Path) -> None:
+def set_damaged_aside(folder: Path, check: Callable[[Checkpoint], object] = lambda checkpoint: None) -> None:
     """Rename damaged checkpoints, with a warning, if an intact one is left to resume from.
 
+    Args:
+        folder: the checkpoints.
+        check: raises ClientStateError if states that a checkpoint refers to are damaged; then it is, too.
+
     Raises:
-        ResumeError: all are damaged; none is renamed, and the error names the newest.
+        ResumeError, ClientStateError: all are damaged; none is renamed, and the error names the newest.
     """
-    damaged: dict[Path, ResumeError] = {}
+    damaged: dict[Path, FedSignError] = {}
     paths = list(_paths(folder).values())
     for path in reversed(paths):
         try:
-            load(path)
-        except ResumeError as error:
+            check(load(path))
+        except (ResumeError, ClientStateError) as error:
             damaged[path] = error
     if damaged and len(damaged) == len(paths):
         raise damaged[paths[-1]]
@@ -203,14 +234,18 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
     return digest
 
 
-def load_tensors(path: Path, *, digest: str = "") -> Tensors:
-    """Load what `save_tensors` wrote; `digest` is the value it returned, if known.
+def load_tensors(path: Path, *, digest: str = "", facts: Mapping[str, str] | None = None) -> Tensors:
+    """Load what `save_tensors` wrote; `digest` is the value it returned, if known, and `facts` are those expected.
 
     Raises:
-        SafetensorError: it is damaged.
+        SafetensorError: it is damaged, or has other facts.
     """
     with safe_open(path, framework="pt") as file:
-        written = (file.metadata() or {}).get(KEY, digest)
+        metadata = file.metadata() or {}
+    written = metadata.get(KEY, digest)
+    for key, value in (facts or {}).items():
+        if metadata.get(key, value) != value:  # files of earlier versions have none
+            raise SafetensorError(f"{path.name}: it is of {key} {metadata[key]}, not of {key} {value}")
     tensors = restored(load_file(path))
     # the digest in the file finds damage; that of the manifest also finds an intact file of another checkpoint
     if (written or digest) and not tensors_digest(tensors) == written == (digest or written):

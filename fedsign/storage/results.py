@@ -11,7 +11,7 @@ runs/<experiment>/<id>/
     clients.jsonl      metrics per round and client, unless [privacy] protects them
     findings.jsonl     likely mistakes in the data and in the course of the run
     privacy.jsonl      releases per round and the budget spent, with [privacy]
-    privacy.key        the secret behind the noise, for the server alone
+    privacy.key        the secret behind the noise, for the server alone; privacy.key.json has a digest of it
     signs.jsonl        sign agreement per round and layer, if `results.signs` is set
     sites.jsonl        metrics per round and site, if sites evaluate
     members.jsonl      sites that joined, left, or were refused, with the round
@@ -115,20 +115,24 @@ class RunFolder:
     @property
     def environment(self) -> Record:
         """Versions and git state under which the run was written."""
-        return self._bound("environment.json")
+        return self.bound("environment.json")
 
     @property
     def partition(self) -> Record:
         """`{"class_names": [...], "counts": [clients][classes]}`."""
-        return self._bound("partition.json")
+        return self.bound("partition.json")
 
     @property
     def outcome(self) -> Record:
         """`{"status": "finished" | "failed" | "unfinished", ...}`."""
-        return self._bound(_OUTCOME) if (self.path / _OUTCOME).exists() else {"status": "unfinished"}
+        return self.bound(_OUTCOME) if (self.path / _OUTCOME).exists() else {"status": "unfinished"}
 
-    def _bound(self, name: str) -> Record:
-        """Read a JSON file whose digest is in the manifest."""
+    def bound(self, name: str) -> Record:
+        """Read a JSON file whose digest is in the manifest.
+
+        Raises:
+            ResumeError: it is missing, damaged, or of another run.
+        """
         path, manifest = self.path / name, self.manifest
         content = read_json(path)
         if manifest and digests.digest_of(path.read_bytes()) not in manifest["files"].get(name, ()):
@@ -225,7 +229,7 @@ class RunFolder:
         bound = self.manifest.get("files", ())
         for name in {*bound, *(path.name for path in self.path.glob("*.json"))}:
             if name not in (_OUTCOME, "tags.json"):
-                self._bound(name) if name in bound else read_json(self.path / name)
+                self.bound(name) if name in bound else read_json(self.path / name)
         for name in {*chains, *(path.name for path in self.path.glob("*.jsonl"))}:  # a file in `chains` may be missing
             read_records(self.path / name, until=chains.get(name, ""))
 

@@ -38,7 +38,7 @@ class InProcess:
         with (
             intra_op_threads(config.engine.threads),
             provider_of(workload, self.workers).open(logs=folder.path / "logs", in_process=True) as local,
-            closing(StateCache(folder.clients, budget_bytes=cache_bytes)) as states,
+            closing(StateCache(folder.clients, budget_bytes=cache_bytes, run=folder.id)) as states,
         ):
             trainer = with_middleware(local, workload, in_process=True, folder=folder.clients)
             num_partitions, roles = config.partition.num_clients, workload.roles

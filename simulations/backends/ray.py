@@ -17,7 +17,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from clients.node import STATE_KEY
+from clients.node import RUN_KEY, STATE_KEY
 from fedsign.errors import ConfigError, nearest
 from fedsign.extras import require
 from fedsign.flower.shims import quiet_flower
@@ -100,7 +100,8 @@ class Ray:
         from fedsign.flower.ray_backend import run_on_ray  # imports Ray, an optional dependency
 
         config = workload.config
-        app = write_app(folder.path / "app", config, run_config={STATE_KEY: str(folder.clients.resolve())})
+        run_config = {STATE_KEY: str(folder.clients.resolve()), RUN_KEY: folder.id}
+        app = write_app(folder.path / "app", config, run_config=run_config)
         init_args: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", **self.init_args}
         if self.address:  # the app is shipped with the run
             # the user's runtime_env wins

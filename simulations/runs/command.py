@@ -116,18 +116,20 @@ def verify_files(
     ],
     json: JsonOption = False,
 ) -> None:
-    """Check every file against its digest; nothing is changed."""
+    """Check every file against its digest, and that a run is complete and has no others; nothing is changed."""
     from fedsign.storage.finding import open_run
     from simulations.verify import verify
 
     found = next((each for each in (path, Path("comparisons") / path) if each.exists()), None)
     checked = list(verify(found or open_run(path).path))
     wrong = {damage: str(file) for file, damage in checked if damage}  # damage that two files reveal is reported once
+    num_files = len({file for file, _ in checked})
     if json:
-        print_json({"num_files": len(checked), "damaged": wrong})
+        print_json({"num_files": num_files, "damaged": wrong})
     else:
         for damage in wrong:
             typer.echo(damage)
-        typer.echo(f"{len(checked)} files read, {'all whole' if not wrong else f'{len(wrong)} damaged'}.")
+        typer.echo(f"{num_files} files read, {'all whole' if not wrong else f'{len(wrong)} damaged'}.")
+        typer.echo("Digests detect accidents and mix-ups, not somebody who writes all files anew.")
     if wrong:
         raise typer.Exit(1)

@@ -16,8 +16,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from clients.app import client_app
 from clients.deployment.evaluator import SiteEvaluator, samples_of_sites
-from clients.deployment.node import RUN_KEY, SuperNode
-from clients.node import EXPERIMENT_KEY, STATE_KEY, Node
+from clients.deployment.node import SuperNode
+from clients.node import EXPERIMENT_KEY, RUN_KEY, STATE_KEY, Node
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, EngineError, ReplyError
 from fedsign.flower import evaluation

@@ -1,5 +1,6 @@
 """Flip or cut any file of a run, then resume it: the same model and records, or an error that names the damage."""
 
+import json
 import shutil
 from collections import Counter
 from contextlib import nullcontext
@@ -8,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from clients.state.database import StateDatabase
-from fedsign.errors import DataError, FedSignError, ResumeError
+from clients.state.store import ClientStore
+from fedsign.errors import ClientStateError, DataError, FedSignError, ResumeError
 from fedsign.storage import checkpoints
-from fedsign.storage.digests import read_json, sealed_json
+from fedsign.storage.digests import read_json, sealed_json, unchained
 from fedsign.storage.results import Record
 from simulations import load_run, run
 from simulations.callbacks.base import Callback
+from simulations.verify import verify
 
 ROUNDS, STOPPED_AFTER = 6, 5  # with checkpoints after 2, 4 and 6
 NOT_READ_BACK = {"lock", "report.html"}
@@ -164,7 +168,7 @@ def files_read_back(folder: Path) -> list[Path]:
 def test_every_file_of_a_run_is_restored_or_named_when_it_is(
     tmp_path: Path, both: tuple[Path, Path], others: tuple[Path, Path], ended: str, how: str
 ) -> None:
-    """Resuming gives the records, the model, and the states of an undisturbed run, or an error that names the file."""
+    """Verifying names it; resuming gives records, model, and states of an undisturbed run, or names it, too."""
     good, other = (pair[ended == "stopped"] for pair in (both, others))
     expected = outcome_of(both[0])
     seen: Counter[str] = Counter()
@@ -173,6 +177,9 @@ def test_every_file_of_a_run_is_restored_or_named_when_it_is(
             continue  # such as environment.json
         folder = Path(shutil.copytree(good, tmp_path / "spoiled"))
         spoil(folder / name, how, other / name)
+        if (name.suffix, how) != (".sqlite", "flipped"):  # it has room that nothing is in
+            said = [f"{file} {damage}" for file, damage in verify(folder) if damage]
+            assert any(name.name in each or name.parent.name in each for each in said), f"{name} {how}: {said}"
         try:
             run(resume=folder)
             found = outcome_of(folder)
@@ -207,17 +214,6 @@ def test_another_runs_configuration_is_an_error_that_names_both_runs(
         _ = load_run(folder).rounds
 
 
-def state_of(folder: Path) -> np.ndarray:
-    """The largest tensor of a client's state that the newest checkpoint counts on."""
-    last = checkpoints.load_latest(folder / "checkpoints")
-    assert last is not None
-    database = StateDatabase(folder / "clients")
-    state = database.read(*next(iter(last.client_versions.items())))
-    database.close()
-    assert state is not None
-    return max(state.values(), key=lambda tensor: tensor.numel()).numpy()
-
-
 @pytest.mark.parametrize("name", ["partition.json", "timings.jsonl"])
 def test_a_file_that_is_no_text_is_an_error_that_names_it(tmp_path: Path, both: tuple[Path, Path], name: str) -> None:
     folder = Path(shutil.copytree(both[0], tmp_path / "damaged"))
@@ -241,6 +237,79 @@ def test_a_run_without_a_manifest_is_read_and_resumed_with_a_word(
     run(resume=folder)
     assert outcome_of(folder) == outcome_of(both[0])
     assert f"{folder} has no manifest" in caplog.text and not (folder / "manifest.json").exists()
+
+
+def test_verify_names_what_is_not_there_and_what_does_not_belong(tmp_path: Path, both: tuple[Path, Path]) -> None:
+    for good in both:
+        assert not [damage for _, damage in verify(good) if damage]
+    folder = Path(shutil.copytree(both[0], tmp_path / "spoiled"))
+    shutil.rmtree(folder / "checkpoints")
+    foreign = [folder / "clients" / "000001" / "notes.txt", folder / "checkpoints" / "round-000001" / "notes.txt"]
+    for file in foreign:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    records = folder / "rounds.jsonl"  # forged and chained anew
+    lines = [line.replace('"accuracy": 0', '"accuracy": 1') for line in unchained(records.read_text().splitlines())]
+    records.unlink()
+    for line in lines:
+        load_run(folder).folder.append(records.name, json.loads(line))
+    wrong = {file for file, damage in verify(folder) if damage}
+    assert wrong == {*foreign, records, folder / "checkpoints" / f"round-{ROUNDS:06d}"}
+
+
+def test_a_damaged_client_state_is_restored_from_an_earlier_checkpoint(
+    tmp_path: Path, both: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One bit of a state that only the newest checkpoint refers to."""
+    folder = Path(shutil.copytree(both[1], tmp_path / "spoiled"))
+    earlier, newest = checkpoints.client_versions_on_disk(folder / "checkpoints").values()
+    client = next(client for client, version in newest.items() if earlier.get(client) != version)
+    database = StateDatabase(folder / "clients")
+    state = database.read(client, newest[client])
+    database.close()
+    assert state is not None
+    flip_in(folder / "clients" / "states.sqlite", state["0.weight"].numpy().tobytes())
+    assert f"client {client}'s state" in " ".join(damage for _, damage in verify(folder))
+    run(resume=folder)
+    assert outcome_of(folder) == outcome_of(both[0])
+    assert "round-000004 is damaged (" in caplog.text and f"client {client}'s state" in caplog.text
+
+
+def flip_in(file: Path, part: bytes) -> None:
+    content = bytearray(file.read_bytes())
+    content[content.index(part) + 1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_client_state_that_is_lost_during_a_run_ends_it_by_name(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, the client would fail in every later round."""
+    monkeypatch.setattr(StateDatabase, "read", lambda self, partition, version: None)
+    feddyn = {**EXPERIMENT, **SETTINGS["feddyn"], "engine": {"workers": workers}}
+    feddyn["client"] = {"local_epochs": 1, "state_cache_mib": 0}
+    with pytest.raises(
+        ClientStateError, match=r"cannot go on without the state of client \d: ClientStateError: .* is damaged"
+    ):
+        run({**feddyn, "results": {"root": str(tmp_path)}})
+
+
+def test_a_state_file_of_another_client_round_or_run_is_refused(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path, run="this")
+    state = {"h": torch.arange(3.0)}
+    for client, version in ((0, 1), (0, 2), (1, 2)):
+        store.save(client, version, state)
+    ClientStore(tmp_path / "other", run="that").save(0, 2, state)
+    own = tmp_path / "000000" / "round-000002.safetensors"
+    for file, what in {
+        "000001/round-000002": "client 1",
+        "000000/round-000001": "round 1",
+        "other/000000/round-000002": "run that",
+    }.items():
+        shutil.copy(tmp_path / f"{file}.safetensors", own)
+        with pytest.raises(ClientStateError, match=f"it is of {what}, not of"):
+            store.read(0, 2)
 
 
 def test_a_run_whose_data_have_changed_is_not_resumed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Clipping, noise and secrets, against their definitions."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from fedsign.federation.aggregation import Aggregate
 from fedsign.privacy.central import Central
 from fedsign.privacy.central_adaptive import CentralAdaptive
 from fedsign.privacy.clipping import Layout, clipped, norm_of
-from fedsign.privacy.secret import NAME, Secret, digest_of, open_secret
+from fedsign.privacy.secret import MARK, NAME, Secret, digest_of, open_secret
 from fedsign.records import Role, Tensors, TrainReply
+from simulations import run
+from simulations.verify import verify
 
 KEY = Secret(bytes(range(32)))
 SIZE = 10_000
@@ -59,7 +62,7 @@ def test_a_secret_is_for_its_owner_only_random_and_shows_in_no_text(tmp_path: Pa
     assert stat.S_IMODE((tmp_path / "a" / NAME).stat().st_mode) == 0o600
     assert first.key.hex() not in f"{first!r} {first}" and repr(first.key) not in repr(first)
     assert open_secret(tmp_path / "a") == first
-    assert [path.name for path in (tmp_path / "a").iterdir()] == [NAME]
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {NAME, MARK}
 
 
 def test_a_given_secret_is_copied_and_one_that_is_there_stays(tmp_path: Path) -> None:
@@ -88,6 +91,31 @@ def test_a_secret_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
         (tmp_path / NAME).write_bytes(text)
         with pytest.raises(ResumeError, match=r"privacy\.key is damaged"):
             open_secret(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["central", "local"])
+def test_a_run_whose_secret_is_gone_or_another_is_not_resumed(name: str, tmp_path: Path) -> None:
+    """Else, the noise would come from a new stream, without a word."""
+    part = {"name": name, "clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
+    small = {"partition": {"num_clients": 4, "alpha": 1.0}, "server": {"cohort_size": 4}, "callbacks": []}
+    roots = [str(tmp_path / each) for each in "ab"]
+    first, other = (
+        run({**small, "rounds": 1, "strategy": {"name": "fedavg"}, "privacy": part, "results": {"root": root}})
+        for root in roots
+    )
+    assert not [damage for _, damage in verify(first.path) if damage]
+    key = (first.path if name == "central" else first.folder.clients) / NAME
+    content = key.read_bytes()
+    key.unlink()
+    for said in (r"privacy\.key is missing", r"privacy\.key is not the key"):
+        assert NAME in " ".join(damage for _, damage in verify(first.path) if damage)
+        with pytest.raises(ResumeError, match=said):
+            run({"rounds": 2}, resume=first.path)
+        shutil.copy((other.path if name == "central" else other.folder.clients) / NAME, key)
+    key.write_bytes(content)
+    key.with_name(MARK).unlink()
+    assert MARK in " ".join(damage for _, damage in verify(first.path) if damage)
+    assert len(run({"rounds": 2}, resume=first.path).rounds) == 2
 
 
 # Clipping

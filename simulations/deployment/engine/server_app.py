@@ -15,9 +15,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import HttpGrid
 from pydantic import NonNegativeInt, TypeAdapter
 
-from clients.deployment.node import COUNTS_KEY, RUN_KEY, TOKENIZER_KEY
+from clients.deployment.node import COUNTS_KEY, TOKENIZER_KEY
 from clients.local_trainers import provider_of
-from clients.node import EXPERIMENT_KEY
+from clients.node import EXPERIMENT_KEY, RUN_KEY
 from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError, shortage_of
 from fedsign.flower.shims import quiet_flower

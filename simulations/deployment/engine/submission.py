@@ -17,7 +17,8 @@ from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequ
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
-from clients.deployment.node import RUN_KEY, SuperNode
+from clients.deployment.node import SuperNode
+from clients.node import RUN_KEY
 from fedsign import errors
 from fedsign.config import ExperimentConfig
 from fedsign.data.sites import lies_at_nodes
@@ -146,10 +147,10 @@ def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:
 def _name_of(folder: RunFolder) -> str:
     """Return the run's name at the nodes: unique, and the same whenever the run is resumed."""
     # nodes keep client states under this name: a new name on resume would lose them
-    path = folder.path / "name"
-    if not path.exists():
+    path = folder.path / "name"  # of a run without an id
+    if not folder.id and not path.exists():
         write_text(path, f"{folder.path.resolve().name}-{uuid.uuid4().hex[:12]}")
-    return path.read_text(encoding="utf-8")
+    return folder.id or path.read_text(encoding="utf-8")
 
 
 def submit(app: Path, link: ControlHttpClient) -> int:
