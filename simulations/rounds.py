@@ -80,6 +80,7 @@ class RoundLoop:
         self._config = workload.config
         self._model = BorrowingModel(workload.make_model(), workload.numerics)
         self._hooks: list[RoundHook] = []
+        self._reported_counters: set[str] = set()
         self._evaluate = evaluator_for(
             workload, self._model, grid, num_threads=evaluation_threads, on_outputs=partial(_observe, self._hooks)
         )
@@ -130,6 +131,7 @@ class RoundLoop:
         traffic = self._train()
         if self._encoding is not None:
             self._encoding.commit(self.round, traffic.accepted, before=before, after=self._served)
+        self._warn_of_counters()
         columns = [hook.end(traffic) for hook in self._hooks]
         traffic.dispersion.metrics()  # before the evaluation, because it frees the sums
         trained_at = time.perf_counter()
@@ -148,6 +150,24 @@ class RoundLoop:
         for hook in self._hooks:
             hook.evaluated(record, partial(whole_state, self._model.module, self._evaluated))
         self._write(record, timings, evaluated)
+
+    def _warn_of_counters(self) -> None:
+        """Report each integer buffer that clients change in training, once in a run."""
+        moved = self._exchange.moved_counters - self._reported_counters
+        known = {record["message"] for record in self.folder.records("findings.jsonl")} if moved else set()
+        for name in sorted(moved):
+            finding: Record = {
+                "rule": "copied-counter",
+                "source": "run",
+                "message": f"training changes the integer buffer '{name}', but integers are not averaged: every "
+                "client starts each round from the first value",
+                "remedy": "keep what the model reads in a floating-point buffer, which is averaged",
+                "round": self.round,
+            }
+            if finding["message"] not in known:
+                _log.warning("round %d: %s; %s.", self.round, finding["message"], finding["remedy"])
+                self.folder.append("findings.jsonl", finding)
+        self._reported_counters |= moved
 
     def _train(self) -> Traffic:
         """Run one round of the strategy, and update the served and the evaluated model."""

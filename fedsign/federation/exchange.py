@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
 from fedsign.federation.aggregation import LARGEST_VALUE, Dispersion, in_slot_order, is_finite
+from fedsign.numerics import is_inexact
 from fedsign.records import (
     LOST_UPDATES,
     CohortReply,
@@ -32,6 +33,7 @@ from fedsign.records import (
 )
 from fedsign.storage.results import Record
 
+_BATCHES = "num_batches_tracked"  # BatchNorm's counter, which it reads only without a momentum
 MaxExamples = Callable[[int], int]  # partition -> upper limit of a reply's num_examples
 TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | CohortReply | Failure]]
 
@@ -214,6 +216,8 @@ class Exchange:
     ) -> None:
         self._num_partitions, self._roles, self._max_examples = num_partitions, dict(roles), max_examples
         self._parameters = [name for name, role in roles.items() if role is Role.PARAMETER]
+        self._buffers = [name for name, role in roles.items() if role is Role.BUFFER and not name.endswith(_BATCHES)]
+        self.moved_counters: set[str] = set()  # integer buffers that a client has changed; the server keeps its own
         self.ledger = ClientLedger()
         self.encoding: UpdateEncoding | None = None
         self.traffic = Traffic()
@@ -223,12 +227,19 @@ class Exchange:
     def _count(
         self,
         reply: Reply,
+        served: Tensors,
         sent: Tensors,
         partitions: Sequence[int],
         num_examples: Sequence[int],
         metrics: Sequence[Mapping[str, float]],
     ) -> None:
         """Account for accepted replies; `sent` is what was sent in place of the models."""
+        watched = [name for name in self._buffers if name in reply.tensors and name not in self.moved_counters]
+        self.moved_counters |= {
+            name
+            for name in watched
+            if not is_inexact(served[name]) and bool((reply.tensors[name] != served[name].cpu()).any())
+        }
         traffic = self.traffic
         traffic.accepted += partitions
         traffic.with_state += partitions if reply.has_state else []
@@ -348,7 +359,7 @@ class DirectExchange(Exchange):
             return None
         for observer in self.observers:
             observer.add(whole, self._received)
-        self._count(reply, sent, [reply.partition], [reply.num_examples], [reply.metrics])
+        self._count(reply, request.tensors, sent, [reply.partition], [reply.num_examples], [reply.metrics])
         return reply
 
     def _take_in_stack(self, stack: CohortReply, request: CohortRequest) -> CohortReply:
@@ -379,7 +390,7 @@ class DirectExchange(Exchange):
             for observer in self.observers:
                 observer.add_stack(stack.tensors, self._received)
             each = [{name: values[index] for name, values in stack.metrics.items()} for index in range(len(stack))]
-            self._count(stack, stack.tensors, stack.partitions, stack.num_examples, each)
+            self._count(stack, request.tensors, stack.tensors, stack.partitions, stack.num_examples, each)
         return stack
 
     def _without_diverged(self, stack: CohortReply) -> CohortReply:

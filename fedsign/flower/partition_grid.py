@@ -306,4 +306,4 @@ class PartitionGrid(MessageGrid, Exchange):
         self.traffic.dispersion.add(whole, received)
         for observer in self.observers:
             observer.add(whole, received)
-        self._count(reply, good.sent, [reply.partition], [reply.num_examples], [reply.metrics])
+        self._count(reply, served, good.sent, [reply.partition], [reply.num_examples], [reply.metrics])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
+from torch import nn
 
 from clients.state.database import StateDatabase
 from fedsign.config import ExperimentConfig
@@ -313,3 +314,30 @@ def test_a_run_resumed_under_other_versions_is_warned_about(tmp_path: Path, capl
     done.folder.write_json("environment.json", {**environment, "torch": "1.0"})
     run({"rounds": 3}, resume=done.path)
     assert f"started with torch 1.0 and goes on with {torch.__version__}" in caplog.text
+
+
+class Annealed(nn.Module):
+    """Counts its steps, and reads the count."""
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.tensor(0))
+        self.o = nn.Sequential(nn.Linear(64, num_outputs), nn.BatchNorm1d(num_outputs))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.step += 1
+        return self.o(features.flatten(1)) * (1 + 1e-3 * self.step)
+
+
+def annealed(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return Annealed(num_outputs)
+
+
+@pytest.mark.parametrize("strategy", [Strategy, FarFromByMessages])
+def test_a_counter_that_the_server_puts_back_is_named_once(tmp_path: Path, strategy: type[Strategy]) -> None:
+    """BatchNorm's own counter, which nothing reads, is not."""
+    done = run(tree(tmp_path, strategy, model={"name": f"{__name__}:annealed"}))
+    found = [each for each in done.folder.records("findings.jsonl") if each["rule"] == "copied-counter"]
+    assert [(each["round"], "'step'" in each["message"]) for each in found] == [(1, True)]
+    assert done.model().get_buffer("step") == 0
