@@ -46,8 +46,9 @@ _HEAD = """\
 The claims of five papers and our results, one row per claim, with the metrics that decide it and the command to
 reproduce them. Most experiments are far smaller than the papers': a claim that does not hold on digits is not refuted
 on ImageNet. A recipe covers one or more rows. Its verdict is *holds* if all of them hold, *holds in part* if some do,
-and *does not hold* if none does. [Recipes](recipes.md) lists all settings, thresholds, and metrics, and says what was
-fixed before the results were known.
+and *does not hold* if none does. It *depends on an open constant* if the paper leaves a constant open, and rows hold
+for some of its values only. [Recipes](recipes.md) lists all settings, thresholds, and metrics, and says what was fixed
+before the results were known.
 
 Each metric is followed by its threshold. If a claim does not hold, only the metrics that miss their threshold are
 shown. A metric whose name ends in `_low` or `_high` is one end of a 95 % interval; if it misses its threshold, there

@@ -35,6 +35,7 @@ class Verdict(StrEnum):
 
     HOLDS = "holds"
     IN_PART = "holds in part"
+    DEPENDS = "depends on an open constant"
     DOES_NOT_HOLD = "does not hold"
     NOT_DECIDABLE = "not decidable here"
     PASSED = "quick check passed"
@@ -121,6 +122,7 @@ class Recipe:
         takes_model: whether the model can be chosen, where the data can.
         takes_other_data: whether `data` are examples. If not, published numbers on them make other data meaningless.
         where: the chosen data and model.
+        open_constant: a constant that the paper leaves open; each part is about one of its values.
     """
 
     name: str
@@ -138,6 +140,7 @@ class Recipe:
     takes_model: bool = True
     takes_other_data: bool = True
     where: Where = AT_HOME
+    open_constant: str = ""
 
     @property
     def thresholds(self) -> list[Threshold]:
@@ -187,7 +190,9 @@ class Finding:
         holding = [each.holds(self.metrics) for each in self.recipe.parts]
         if all(holding):
             return Verdict.HOLDS
-        return Verdict.IN_PART if any(holding) else Verdict.DOES_NOT_HOLD
+        if not any(holding):
+            return Verdict.DOES_NOT_HOLD
+        return Verdict.DEPENDS if self.recipe.open_constant else Verdict.IN_PART
 
     @property
     def expected(self) -> Verdict | None:

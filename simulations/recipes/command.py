@@ -68,6 +68,8 @@ def reproduce(
 
 def print_finding(finding: Any) -> None:
     """Print a recipe's claim, metrics and verdict; if the claim holds in part, also which parts do."""
+    from simulations.recipes.base import Verdict
+
     console, recipe = Console(soft_wrap=True, highlight=False), finding.recipe
     console.print(f"[bold]{recipe.name}[/]: {escaped(recipe.claim)}")
     if finding.metrics:
@@ -81,4 +83,5 @@ def print_finding(finding: Any) -> None:
     expected = "as expected" if finding.as_expected else f"expected was: {finding.expected or 'a verdict'}"
     if finding.expected is None and finding.as_expected:
         expected = "not measured before"
-    console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")
+    verdict = f"depends on {recipe.open_constant}" if finding.verdict is Verdict.DEPENDS else finding.verdict
+    console.print(f"verdict: [bold]{verdict}[/] ({expected})")

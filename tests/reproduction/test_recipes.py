@@ -182,6 +182,17 @@ def test_an_asymmetric_valley_is_never_symmetric_as_well() -> None:
     assert found == dict.fromkeys(lows, SYMMETRIC)
 
 
+def test_parts_that_hold_for_some_values_of_an_open_constant_depend_on_it() -> None:
+    """And not in part: the paper's claim is about one value, which nobody knows."""
+    recipe = recipes.get("relu-demo")
+    met = {each.metric: 1.0 for each in (*recipe.given, *recipe.thresholds)}
+    assert Finding(recipe=recipe, quick=False, metrics=met).verdict is Verdict.HOLDS
+    one = met | {"smallest_step_of_deciles_d64": -1.0}
+    assert Finding(recipe=recipe, quick=False, metrics=one).verdict is Verdict.DEPENDS
+    assert Finding(recipe=replace(recipe, open_constant=""), quick=False, metrics=one).verdict is Verdict.IN_PART
+    assert Finding(recipe=recipe, quick=False, metrics=recipe.null).verdict is Verdict.DOES_NOT_HOLD
+
+
 def test_a_neuron_whose_mean_alone_grows_holds_no_part() -> None:
     """The mean cannot fall, so that it grows decides nothing."""
     recipe = recipes.get("relu-demo")
