@@ -139,7 +139,10 @@ def with_a_broken_sample(seed: int) -> Dataset:
 @pytest.mark.parametrize("row", ROWS)
 def test_a_round_ends_with_the_clients_that_are_left(row: str, tmp_path: Path) -> None:
     broken = {"data": {"name": f"{__name__}:with_a_broken_sample"}, "client": {"local_steps": 0, "local_epochs": 1}}
-    num = {"partition": {"num_clients": NUM_CLIENTS + 1}, "server": {"cohort_size": NUM_CLIENTS + 1}}
+    num = {
+        "partition": {"name": "dirichlet_prefix", "num_clients": NUM_CLIENTS + 1},
+        "server": {"cohort_size": NUM_CLIENTS + 1},
+    }
     done = run(tree(tmp_path, row, **broken, **num))
     for line in done.rounds:
         (failure,) = line["failures"]

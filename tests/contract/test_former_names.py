@@ -83,7 +83,9 @@ def test_a_run_that_was_stored_under_the_former_names_is_read_and_resumed_withou
     done = run({**tiny, "data": {**tiny.get("data", {}), "normalize": "unit"}})
     file = done.path / "config.toml"
     then = file.read_text().replace("normalize", "normalise").replace("parameterization", "parameterisation")
-    file.write_text("".join(line for line in then.splitlines(keepends=True) if not line.startswith("#")))
+    file.write_text(
+        "".join(line for line in then.splitlines(keepends=True) if line.startswith("# run") or line[0] != "#")
+    )
     stored = load_run(done.path)
     assert stored.config == done.config
     resumed = run({"rounds": 3}, resume=done.path)

@@ -207,7 +207,7 @@ def test_a_local_step_takes_the_gradient_of_the_written_objective(name: str, mic
     objective, written = WRITTEN[name]
     work = Workload(from_dict({"model": {"hidden": [32, 16]}, "client": {"micro_batch": micro_batch}}))
     model = WorkingModel(work.make_model(), work.numerics)
-    features, targets = work.samples_of(0).batch(torch.arange(12))
+    features, targets = work.dataset.train.batch(torch.arange(12))
 
     def drawn_like(seed: int) -> Tensors:
         random = torch.Generator().manual_seed(seed)
