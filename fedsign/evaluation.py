@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Samples, Tokenizer
+from fedsign.errors import ConfigError
 from fedsign.metrics.base import Evaluated, MetricInputs
 from fedsign.models.outside_state import is_as_made, restore_outside_state
 from fedsign.numerics import Numerics
@@ -80,7 +81,7 @@ class Evaluation:
                     continue
                 if id(inputs) not in arguments:
                     arguments[id(inputs)] = self._asked(model, samples, inputs)
-            values[name] = float(metric(*arguments[id(inputs)]))
+            values[name] = _number(name, metric, *arguments[id(inputs)])
         return values
 
     def _asked(self, model: nn.Module, samples: AnySamples, inputs: MetricInputs) -> tuple[Any, Any]:
@@ -140,3 +141,20 @@ def logits_of(model: nn.Module, text: Tokenizer | None) -> int:
         return 0
     *_, head = getattr(model, "ends", (None,))
     return max(text.vocabulary_size, len(getattr(head, "weight", ())))
+
+
+def _number(name: str, metric: Metric, outputs: Any, targets: Any) -> float:
+    """A metric's value.
+
+    Raises:
+        ConfigError: it is anything but one number.
+    """
+    value: Any = metric(outputs, targets)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
+        raise ConfigError(
+            f"metric '{name}' gives a {type(value).__name__}{shape}; expected one number: return a float, and "
+            "give each number a metric of its own."
+        ) from error

@@ -85,8 +85,8 @@ class Numerics:
 
 
 def in_full(values: Tensor) -> Tensor:
-    """Cast bf16 to float32; return everything else unchanged."""
-    return values.float() if values.dtype == torch.bfloat16 else values
+    """Cast what is below float32 to float32; return everything else unchanged."""
+    return values.float() if is_low(values) else values
 
 
 def is_low(tensor: Tensor) -> bool:

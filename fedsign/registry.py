@@ -265,7 +265,7 @@ def error_in(kind: str, name: str, error: BaseException, factory: Callable[..., 
     """An exception in user code as a ConfigError: one sentence that says where it was raised."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     text = next(iter(text.strip().splitlines()), "")
-    where = _place_of(error) or (_source_of(factory) if factory is not None else "")
+    where = place_of(error) or (_source_of(factory) if factory is not None else "")
     return ConfigError(
         f"{kind} '{name}': {type(error).__name__}{text and ': '}{text[:_LONGEST]}{f' ({where})' if where else ''}"
     )
@@ -319,7 +319,7 @@ def _shadowed(module_name: str) -> str:
     return ""
 
 
-def _place_of(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """The innermost line of user code in the traceback, or nothing."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"

@@ -140,9 +140,10 @@ class ModelPart(Part):
     """The network that is trained."""
 
     kind = "model"
-    neutral: ClassVar[Mapping[str, Any]] = {"init_scale": 1.0}
+    neutral: ClassVar[Mapping[str, Any]] = {"init_scale": 1.0, "output": ""}
     name: str = "mlp"
     start: str = ""  # file of initial weights, such as model.safetensors of another run; empty: random
+    output: str = ""  # part of a tuple or dict that the model gives, such as 1 or logits; empty: it gives a tensor
     init_scale: PositiveReal = 1.0  # factor on the random weights; biases and norms (1-D) keep theirs
 
     def check(self) -> None:

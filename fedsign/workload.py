@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data.augment import augmented
-from fedsign.data.base import AnySamples, Dataset, IntArray, normalized
+from fedsign.data.base import AnySamples, Dataset, IntArray, Samples, normalized
 from fedsign.data.checks import RULES as FIT_RULES
 from fedsign.data.checks import Fit, checked_dataset
 from fedsign.data.client_data import ClientData, client_data_of
@@ -27,17 +27,18 @@ from fedsign.data.normalize import IDENTITY, Normalization
 from fedsign.data.partition.base import Split, split_of
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.splitting import hold_out_validation
-from fedsign.errors import ConfigError, DataError
+from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.evaluation import Evaluation, OnOutputs
 from fedsign.extensions import extensions
 from fedsign.federation.codec import digest_of
 from fedsign.federation.exchange import UpdateEncoding
+from fedsign.models.fitted import fit
 from fedsign.models.outside_state import keep_outside_state
 from fedsign.models.transform import Transform, sent_tensors, transforms_of
 from fedsign.models.weights import load_weights, scale_weights
 from fedsign.numerics import Numerics, device_of
 from fedsign.records import Role, roles_of
-from fedsign.registry import KINDS, resolve
+from fedsign.registry import KINDS, error_in, resolve
 from fedsign.rules import check
 from fedsign.sections import Part
 from fedsign.seeding import Purpose, generator, global_stream
@@ -282,6 +283,13 @@ class Workload:
     def _made(self, input_shape: tuple[int, ...], num_outputs: int, *, has_values: bool) -> nn.Module:
         with self._stream(Purpose.MODEL, self.config.model):
             model: nn.Module = self.config.model.build(input_shape, num_outputs)
+            part, features = self.config.model, torch.zeros(2, *input_shape, dtype=self._feature_type)
+            try:
+                fit(model, features, name=part.name, output=part.output)
+            except FedSignError:
+                raise
+            except Exception as error:  # a pass through a user's model
+                raise error_in("model", part.name, error) from error
             for transform in extensions("model_transform"):
                 transform(self.config, model)
         if has_values:
@@ -302,6 +310,11 @@ class Workload:
         if has_values:  # transforms may hold tensors, such as adapters that are frozen
             vars(self).setdefault("transforms", transforms_of(model))
         return model
+
+    @property
+    def _feature_type(self) -> torch.dtype:
+        train = self.dataset.train
+        return train.features.dtype if isinstance(train, Samples) else torch.float32
 
     def _stream(self, purpose: Purpose, part: Part) -> AbstractContextManager[object]:
         """A context manager: the global generators for a part's factory."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from clients.local_trainers import decided
+from clients.rehearsal import rehearse
 from clients.state.cache import StateCache
 from clients.trainer import check_training
 from fedsign import config as configs
@@ -249,6 +250,7 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
     with global_stream(config.seed, Purpose.TRAINING):  # for users' code that draws
         check_training(workload, spec, strategy)
+        rehearse(workload)
         workload = decided(workload, spec)
     engine: Engine = config.engine.build()
     engine.check(workload)

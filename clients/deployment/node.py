@@ -32,6 +32,7 @@ from clients.app import Handler
 from clients.deployment import settings
 from clients.deployment.evaluator import SiteEvaluator
 from clients.node import RUN_KEY, STATE_KEY, Node
+from clients.rehearsal import rehearse
 from clients.state.store import ClientStore
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data import sites
@@ -120,6 +121,7 @@ class SuperNode(Node):
             _log.warning("%s", note)  # notes and findings about a node's data stay in its own log
         for record in workload.check_data():
             _log.warning("%s; %s.", record["message"], record["remedy"])
+        rehearse(workload)
         if not self._own.get(settings.SHARE_KEY):
             return answer
         return answer | {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}

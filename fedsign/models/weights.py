@@ -1,5 +1,6 @@
 """Initial parameters: loaded from a local file, or rescaled after random initialization."""
 
+import logging
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,9 @@ from fedsign.storage.checkpoints import load_tensors
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts store the model's state_dict in a checkpoint."""
+_WRAPPER = "model."  # the usual name of the model in a LightningModule
 _PARALLEL = "module."
+_log = logging.getLogger("fedsign")
 _NAMED = 3  # names listed in a message
 
 
@@ -57,14 +60,36 @@ def _difference(given: Tensor | None, own: Tensor | None) -> str:
 
 
 def _unwrapped(given: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Strip the prefixes that `torch.compile`, DataParallel, and DDP add, unless the model itself has such names."""
+    """Strip the prefixes that `torch.compile`, DataParallel, DDP, and LightningModules add.
+
+    They stay if the model itself has such names.
+    """
     # torch.compile adds `_orig_mod.` at any depth; DataParallel adds `module.` in front, once per wrapping
     if not any("_orig_mod" in name.split(".") for name in own):
         given = {name.replace("_orig_mod.", ""): tensor for name, tensor in given.items()}
     if not any(name.startswith(_PARALLEL) for name in own):
         while given and all(name.startswith(_PARALLEL) for name in given):
             given = {name.removeprefix(_PARALLEL): tensor for name, tensor in given.items()}
-    return given
+    return _within(given, own)
+
+
+def _within(given: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The model's tensors out of those of a larger module, such as a LightningModule, that has it as an attribute."""
+    if own.keys() <= given.keys():
+        return given
+    first = next(iter(own), "")
+    prefixes = [name.removesuffix(first) for name in given if name.endswith(f".{first}")]
+    fitting = [prefix for prefix in prefixes if all(prefix + name in given for name in own)]
+    if _WRAPPER not in fitting and len(fitting) != 1:
+        return given
+    prefix = _WRAPPER if _WRAPPER in fitting else fitting[0]
+    left = [name for name in given if not name.startswith(prefix)]
+    if left:
+        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        _log.warning(
+            "of the weights, those of '%s' are read; %s%s left out", prefix[:-1], ", ".join(left[:_NAMED]), more
+        )
+    return {name.removeprefix(prefix): tensor for name, tensor in given.items() if name.startswith(prefix)}
 
 
 def read_tensors(path: Path, *, key: str = "model.weights") -> dict[str, Tensor]:

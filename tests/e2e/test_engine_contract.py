@@ -49,7 +49,8 @@ class Fragile(nn.Module):
         (self.folder / f"niceness-{os.nice(0)}").touch()
 
     def forward(self, features):
-        if self.training and len(features) == ILL and not self.is_first("trained") and self.is_first("ill"):
+        passes = ("rehearsed", "rehearsed again", "trained")  # before the first round, and in it
+        if self.training and len(features) == ILL and not any(map(self.is_first, passes)) and self.is_first("ill"):
             raise ValueError("this client is ill")
         return self.linear(features.flatten(1))
 

@@ -1,0 +1,280 @@
+"""A rehearsal before the first round: what is given is tried on a few samples, and refused in one sentence.
+
+A batch passes through model, loss, and metrics; outputs are compared with the described target.  Then two clients take
+one step each: the tensors that leave a client are loaded again, averaged, and must be those of a client that trained
+alone.  So a model that lets one client see another is found, whatever it keeps its memory in.
+
+[Note: what a rehearsal does not see] Branches that a few samples do not take, such as one of a later round.  A model of
+64 MB or more makes one pass and no step, which would take minutes and a second model's memory: what it keeps in
+attributes and unsaved buffers is restored anyway.  Ranks have a trial of their own (`clients.sharding.trial`).
+"""
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clients.state.store import ClientStore
+from clients.trainer import SequentialTrainer
+from clients.working_model import LARGE_BYTES, BorrowingModel
+from fedsign.data.base import AnySamples
+from fedsign.data.partition.lazy import counted_clients
+from fedsign.data.target import TargetKind
+from fedsign.errors import ConfigError, FedSignError, LateError
+from fedsign.federation.aggregation import WeightedMean
+from fedsign.models.fitted import described, remedy
+from fedsign.numerics import in_full
+from fedsign.records import ObjectiveSpec, Tensors, TrainRequest
+from fedsign.registry import error_in, place_of
+from fedsign.seeding import Purpose, global_stream
+from fedsign.traits import TaskTraits
+from fedsign.workload import Workload
+
+_FEW, _SOME = 4, 64  # samples of a pass, and for metrics
+_ROWS = (TargetKind.CLASS, TargetKind.NUMBER, TargetKind.VECTOR)
+_WARNINGS = {
+    "Using a target size": "outputs and targets of different shapes are compared, each of the ones with each of the "
+    "others; expected one shape for both: reshape the outputs like the targets, such as by squeeze(-1)",
+    "Casting complex values to real": "imaginary parts are dropped; expected real numbers: take .real or .abs() where "
+    "that is meant",
+}
+"""What is an error here of what torch warns about, and how it is told."""
+
+
+def rehearse(workload: Workload) -> None:
+    """Try an experiment on the samples of this process.
+
+    Raises:
+        ConfigError: outputs, loss, metrics, or tensors are not what training needs, or one client sees another.
+    """
+    if not len(workload.dataset.train):
+        return  # the data stay at sites, which rehearse themselves
+    is_large, is_sharded = workload.model_bytes >= LARGE_BYTES, workload.config.get("client.sharding.ranks", 1) > 1
+    if is_large and is_sharded:
+        return  # no process may hold the whole model once more
+    model = workload.make_model()
+    with global_stream(workload.config.seed, Purpose.TRAINING), workload.numerics.repeatable(), _strict():
+        _try_loss(workload, model)
+        _try_metrics(workload, model, num=2 if is_large else _SOME)
+    del model
+    if not is_large and not is_sharded:
+        _try_clients(workload)
+
+
+def _try_loss(workload: Workload, model: nn.Module) -> None:
+    config, samples, numerics = workload.config, workload.training_samples, workload.numerics
+    with _blaming("dataset", config.data.name):
+        features, targets = samples.batch(torch.arange(min(_FEW, len(samples))))
+    for in_training in (False, True):
+        if in_training and len(targets) == 1:
+            break  # BatchNorm refuses such a batch
+        with _blaming("model", config.model.name), numerics.reduced():
+            outputs = model.train(in_training)(features)
+        _check_outputs(workload, outputs, targets)
+    with _blaming("task", config.task):
+        loss = workload.training_task.loss(in_full(outputs), targets)
+    if not isinstance(loss, Tensor) or loss.dim():
+        given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ConfigError(
+            f"task={config.task} gives {given} as the loss of a batch; expected a scalar tensor: its mean."
+        )
+    if not loss.requires_grad:
+        raise ConfigError(
+            f"task={config.task} with model.name={config.model.name} gives a loss that depends on no parameter; "
+            "expected one that is differentiable: leave out detach(), argmax, or no_grad, and let parameters train."
+        )
+
+
+def _check_outputs(workload: Workload, outputs: Any, targets: Tensor) -> None:
+    """Compare outputs with what the target needs, by type and shape."""
+    config, target, num = workload.config, workload.dataset.target, len(targets)
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(
+            f"model.name={config.model.name} gives {described(outputs)}; expected one tensor of outputs: "
+            f"{remedy(outputs)}."
+        )
+    shapes = []
+    # the shapes that our tasks take; a user's own may take others
+    if target.kind in _ROWS and TaskTraits.of(config.task).targets == target.trait:
+        shapes = [[num, target.num_outputs], *([[num]] if target.kind is TargetKind.NUMBER else [])]
+    fits = list(outputs.shape) in shapes if shapes else outputs.dim() > 0 and len(outputs) == num
+    if not fits or not (outputs.is_floating_point() or outputs.is_complex()):
+        what = f"of shape {shapes[0]}" if shapes else f"whose first dimension is {num}"
+        raise ConfigError(
+            f"model.name={config.model.name} gives {described(outputs)} for {num} samples with {target}; expected "
+            f"floating-point numbers {what}: let the model end with {target.num_outputs} outputs per sample, the "
+            "num_outputs that its factory is given."
+        )
+
+
+def _try_metrics(workload: Workload, model: nn.Module, *, num: int) -> None:
+    """Evaluate without metrics that ask the model themselves, such as for generated answers."""
+    whole, evaluation = workload.dataset.test, workload.evaluation
+    if not len(whole):
+        return
+    asked = [(name, metric) for name, metric in evaluation.metrics if getattr(metric, "inputs", None) is None]
+    evaluation = replace(evaluation, metrics=asked)
+    some: AnySamples = whole[np.linspace(0, len(whole) - 1, min(num, len(whole))).astype(np.int64)]
+    try:
+        evaluation.evaluate(model.eval(), some, num_threads=1)
+    except FedSignError:
+        raise
+    except Exception:  # noqa: BLE001 - a metric may need more than a few samples, such as one of each class
+        if workload.sites_here is not None:
+            return  # what a site cannot evaluate is a failure of its rounds, and others go on
+        for name, metric in asked:
+            with _blaming("metric", name):
+                replace(evaluation, metrics=[(name, metric)]).evaluate(model.eval(), whole, num_threads=1)
+
+
+def _try_clients(workload: Workload) -> None:
+    """Let one client train alone and after another, for a step each."""
+    partition = workload.partition
+    with_samples = (client for client in counted_clients(partition) if len(partition[client]))
+    first, *others = islice(with_samples, 2)
+    trainer = _OneStep(workload)
+    alone = trainer.trained(first)
+    other = others[0] if others else first
+    trainer.trained(other)
+    if _digest(trainer.trained(first)) != _digest(alone):
+        raise ConfigError(trainer.difference(first, other))
+    _try_mean(workload, alone)
+
+
+def _try_mean(workload: Workload, tensors: Tensors) -> None:
+    mean = WeightedMean()
+    with _blaming("model", workload.config.model.name):
+        mean.add(tensors, 1.0)
+        mean.add(tensors, 1.0)
+        result = mean.result()
+    for name, tensor in tensors.items():
+        if tensor.isfinite().all() and not torch.equal(result[name].to(tensor.dtype), tensor):
+            raise ConfigError(
+                f"model.name={workload.config.model.name} has a tensor '{name}' of {tensor.dtype}, and the mean of two "
+                "copies is another; expected floating-point or integer numbers: store it as float32."
+            )
+
+
+class _OneStep:
+    """A trainer of one step for each client."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload.with_section("client", local_steps=1)
+        if workload.numerics.compile:  # which takes longer than a run's other preparations together
+            self._workload = self._workload.with_section("engine", compile=False)
+        self._trainer = SequentialTrainer(self._workload)
+        self._start = BorrowingModel(workload.make_model(), workload.numerics).copies()
+
+    def trained(self, client: int) -> Tensors:
+        """A client's tensors after its step."""
+        request = TrainRequest(
+            round=1,
+            partition=client,
+            tensors=self._start,
+            objective=ObjectiveSpec(),
+            state_version=0,
+            needed_versions=frozenset(),
+        )
+        with _blaming("model", self._workload.config.model.name), _strict():
+            try:
+                return self._trainer.train(request, ClientStore(Path("nowhere"))).tensors
+            except LateError:  # which the first round will tell
+                return {}
+
+    def difference(self, client: int, other: int) -> str:
+        """What makes a client's step another one once another client has trained."""
+        config, passes = self._workload.config, []
+        for _ in range(2):
+            passes.append(self._recorded(client))
+            self.trained(other)
+        if passes[0][0] != passes[1][0]:
+            return (
+                f"data.name={config.data.name} gives a client other samples whenever it trains; expected the same in "
+                "each repetition: draw from `random`, `numpy.random`, or torch's global generator, which are seeded."
+            )
+        for (name, given, made), (_, given_again, made_again) in zip(*(each[1:] for each in passes), strict=False):
+            if given == given_again and made != made_again:
+                module = self._trainer._model.module.get_submodule(name)
+                where = f"module '{name}' ({type(module).__name__})" if name else type(module).__name__
+                return (
+                    f"model.name={config.model.name} lets one client see another: {where} gives other outputs for the "
+                    "same batch once another client has trained; expected what a client that trains alone gets: keep "
+                    "such state in attributes of the module or in buffers, not in its class, a global, or a closure."
+                )
+        return (
+            f"task={config.task} or client.optimizer.name={config.client.optimizer.name} takes another step for the "
+            "same client once another has trained; expected the same step: keep nothing between clients."
+        )
+
+    def _recorded(self, client: int) -> list[tuple[str, str, str]]:
+        """The digest of a batch; then name, digest of inputs, and digest of outputs of each module that ran."""
+        found: list[tuple[str, str, str]] = []
+        root = self._trainer._model.module
+
+        def record(name: str, module: nn.Module, given: Any, outputs: Any) -> None:
+            found.append((name, _digest(given), _digest(outputs)))
+
+        handles = [module.register_forward_hook(partial(record, name)) for name, module in root.named_modules()]
+        try:
+            self.trained(client)
+        finally:
+            for handle in handles:
+                handle.remove()
+        given = next((given for name, given, _ in reversed(found) if not name), "")
+        return [("", given, given), *found]
+
+
+def _digest(values: Any) -> str:
+    """A digest of all tensors in values, bit for bit."""
+    hasher = hashlib.blake2b(digest_size=16)
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            plain = value.detach().cpu().contiguous()
+            hasher.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
+            hasher.update(plain.view(-1).view(torch.uint8).numpy().data if plain.numel() else b"")
+        elif isinstance(value, dict):
+            add(list(value.items()))
+        elif isinstance(value, list | tuple):
+            for each in value:
+                add(each)
+
+    add(values)
+    return hasher.hexdigest()
+
+
+@contextmanager
+def _blaming(kind: str, name: str) -> Iterator[None]:
+    """A context manager: an error in a user's code is told as theirs, with file and line."""
+    try:
+        yield
+    except FedSignError:
+        raise
+    except Exception as error:
+        sentence = next((told for text, told in _WARNINGS.items() if str(error).startswith(text)), "")
+        if sentence:
+            raise ConfigError(f"{kind} '{name}': {sentence}; {place_of(error)}") from error
+        raise error_in(kind, name, error) from error
+
+
+@contextmanager
+def _strict() -> Iterator[None]:
+    """A context manager: warnings that shapes broadcast, or that imaginary parts are dropped, are errors."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else only the first time in a process
+    try:
+        with warnings.catch_warnings():
+            for text in _WARNINGS:
+                warnings.filterwarnings("error", message=text)
+            yield
+    finally:
+        torch.set_warn_always(always)
