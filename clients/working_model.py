@@ -125,7 +125,7 @@ class WorkingModel:
         own = self._tensors or self.module.state_dict()
         dense = [name for name in self.roles if name not in self._rows]
         torch._foreach_copy_([own[name] for name in dense], [tensors[name] for name in dense])
-        for name in self._rows:
+        for name in self._rows & self._traveling.keys():
             self.packing.put(name, tensors[name], own[name])
 
     def received(self, tensors: Tensors, *, round: int) -> Mapping[str, Tensor]:
