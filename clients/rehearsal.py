@@ -172,7 +172,8 @@ class _OneStep:
         if workload.numerics.compile:  # which takes longer than a run's other preparations together
             self._workload = self._workload.with_section("engine", compile=False)
         self._trainer = SequentialTrainer(self._workload)
-        self._start = BorrowingModel(workload.make_model(), workload.numerics).copies()
+        first = BorrowingModel(workload.make_model(), workload.numerics)
+        self._start = {**first.copies(), **first.frozen()}
 
     def trained(self, client: int) -> Tensors:
         """A client's tensors after its step."""

@@ -142,7 +142,12 @@ def workload(
     """Five clients that share 150 of the digits, 9 each at least."""
     config = from_dict(
         {
-            "partition": {"num_clients": NUM_CLIENTS, "alpha": 0.5, "min_partition_size": 9},
+            "partition": {
+                "name": "dirichlet_prefix",
+                "num_clients": NUM_CLIENTS,
+                "alpha": 0.5,
+                "min_partition_size": 9,
+            },
             "server": {"cohort_size": NUM_CLIENTS},
             "model": dict(model),
             "client": {"local_epochs": 2, "batch_size": 16, "lr": 0.05, **client},
@@ -163,6 +168,8 @@ def few_digits(dtype: torch.dtype) -> Dataset:
 
 class OfType(Workload):
     """A workload whose models have the type of its data."""
+
+    _feature_type = torch.float32  # of a model as it is made
 
     def make_model(self) -> nn.Module:
         return super().make_model().to(self.__dict__.get("dtype", torch.float32))
