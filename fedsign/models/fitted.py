@@ -2,7 +2,7 @@
 
 - Lazy layers get their shapes from a batch of the data's shape; their initial values belong to the model's stream.
 - `model.output` names the part of a tuple, a dict, or an output of `transformers` that is compared with the targets.
-- A model in float64 or float16 gets its features in that type, and its outputs leave in the features' own.
+- A model in float64 or float16 gets its features in that type.
 
 The last two are hooks of the model, so that training, evaluation, stacks, and ranks need to know nothing of them.
 """
@@ -33,7 +33,6 @@ def fit(model: nn.Module, features: Tensor, *, name: str, output: str) -> None:
     types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     if features.is_floating_point() and len(types) == 1 and types != {features.dtype}:
         model.register_forward_pre_hook(_Cast(types.pop()))
-        model.register_forward_hook(_CastBack(features.dtype))
     for key, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             raise ConfigError(
@@ -61,16 +60,6 @@ class _Cast:
     def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         is_other = (isinstance(each, Tensor) and each.is_floating_point() for each in given)
         return tuple(each.to(self._dtype) if cast else each for each, cast in zip(given, is_other, strict=True))
-
-
-class _CastBack:
-    """A hook: outputs in the features' type."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def __call__(self, module: nn.Module, given: tuple[Any, ...], outputs: Any) -> Any:
-        return outputs.to(self._dtype) if isinstance(outputs, Tensor) and outputs.is_floating_point() else outputs
 
 
 class _Part:

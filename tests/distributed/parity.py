@@ -199,12 +199,13 @@ def requests_of(work: Workload) -> list[TrainRequest]:
     made = make_strategy(work)
     assert isinstance(made, Strategy)
     objective = made.objective(1)
-    draws = torch.Generator().manual_seed(1)
+    draws, model = torch.Generator().manual_seed(1), WorkingModel(work.make_model(), work.numerics)
+    whole = {**model.copies(), **model.frozen()}
     tensors = {
         name: (tensor + 0.1 * torch.randn(tensor.shape, generator=draws, dtype=torch.float64)).to(tensor.dtype)
         if tensor.is_floating_point() and "running" not in name
         else tensor
-        for name, tensor in WorkingModel(work.make_model(), work.numerics).copies().items()
+        for name, tensor in ((name, whole[name]) for name in model.roles)
     }
     first = [
         TrainRequest(
