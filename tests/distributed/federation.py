@@ -119,7 +119,7 @@ def tree(root: Path, **changes: Any) -> dict[str, Any]:
         "rounds": 2,
         "callbacks": [],
         "data": {"name": f"{__name__}:exact_digits"},
-        "partition": {"num_clients": NUM_CLIENTS, "alpha": 1.0},
+        "partition": {"name": "dirichlet_prefix", "num_clients": NUM_CLIENTS, "alpha": 1.0},
         "server": {"cohort_size": NUM_CLIENTS},
         "model": {"name": f"{__name__}:deep"},
         "client": {"local_epochs": 1, "batch_size": 7, "lr": 0.05},
