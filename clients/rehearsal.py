@@ -63,7 +63,8 @@ def rehearse(workload: Workload) -> None:
         return  # no process may hold the whole model once more
     model = workload.make_model()
     with global_stream(workload.config.seed, Purpose.TRAINING), workload.numerics.repeatable(), _strict():
-        _try_loss(workload, model)
+        with torch.set_grad_enabled(not is_large):  # activations that wait for a gradient are in no account
+            _try_loss(workload, model)
         _try_metrics(workload, model, num=2 if is_large else _SOME)
     del model
     if not is_large and not is_sharded:
@@ -87,7 +88,7 @@ def _try_loss(workload: Workload, model: nn.Module) -> None:
         raise ConfigError(
             f"task={config.task} gives {given} as the loss of a batch; expected a scalar tensor: its mean."
         )
-    if not loss.requires_grad:
+    if torch.is_grad_enabled() and not loss.requires_grad:
         raise ConfigError(
             f"task={config.task} with model.name={config.model.name} gives a loss that depends on no parameter; "
             "expected one that is differentiable: leave out detach(), argmax, or no_grad, and let parameters train."
@@ -274,6 +275,7 @@ def _strict() -> Iterator[None]:
     torch.set_warn_always(True)  # else only the first time in a process
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # others are for the run to show, once
             for text in _WARNINGS:
                 warnings.filterwarnings("error", message=text)
             yield

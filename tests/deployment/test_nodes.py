@@ -163,7 +163,10 @@ def test_a_node_that_cannot_take_part_says_so_at_the_roll_call(
 def test_an_unknown_class_stops_the_run_before_the_first_round(roots: list[str], tmp_path: Path) -> None:
     odd = write_site(tmp_path / "odd", 20, seed=3, y_train=np.arange(16) % 3)
     config = deployed(tmp_path, roots)
-    with pytest.raises(EngineError, match=r"DataError: site 'clinic 1': .*data\.npz holds training targets .* from 0 to 1, .* such as 2;"):
+    with pytest.raises(
+        EngineError,
+        match=r"DataError: site 'clinic 1': .*data\.npz holds training targets .* from 0 to 1, .* such as 2;",
+    ):
         grid_of(config, sites_of(config, tmp_path, [roots[0], str(odd), roots[2]]))
 
 

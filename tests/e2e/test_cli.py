@@ -211,12 +211,12 @@ def test_an_unexpected_exception_is_one_line_unless_its_place_is_asked_for(
     ("hidden", "said"),
     [
         ([20_000] * 2, "Error: the memory of this machine"),
-        ([2_500] * 2, "First failure: client 14: the memory of"),
+        ([2_500] * 2, "Error: the memory of this machine"),
     ],
-    ids=["server", "clients"],
+    ids=["a model", "a step"],
 )
 def test_too_little_memory_names_the_command_that_estimates_it(hidden: list[int], said: str, tmp_path: Path) -> None:
-    """1.6 GB where 100 MB are left; and 25 MB for the model, its gradients, updates, and copies."""
+    """1.6 GB where 100 MB are left; and 25 MB for the model, its gradients, updates, and copies, in the rehearsal."""
     failed = fedsign("run", *settings(model__hidden=hidden, rounds=1), folder=tmp_path, spare_bytes=100 * 2**20)
     assert failed.returncode == 1 and "bug in FedSign" not in failed.stderr and "allocate" not in failed.stderr
     assert said in failed.stderr and "'fedsign estimate memory' says what an experiment needs" in failed.stderr

@@ -119,8 +119,8 @@ def test_a_base_in_4_bits_is_built_in_full_and_held_in_4(tmp_path: Path, monkeyp
 
 def checked(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> Account:
     """The account, which a run confirms; by the paths of large models."""
-    monkeypatch.setattr("clients.working_model.LARGE_BYTES", 0)
-    monkeypatch.setattr("simulations.memory.account.LARGE_BYTES", 0)
+    for module in ("clients.working_model", "clients.rehearsal", "simulations.memory.account"):
+        monkeypatch.setattr(f"{module}.LARGE_BYTES", 0)
     monkeypatch.setattr("fedsign.federation.aggregation._BLOCK", 2**12)
     expected = account(Workload(config))
     with LiveBytes() as live:

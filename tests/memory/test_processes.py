@@ -96,7 +96,7 @@ def test_workers_and_their_server_hold_the_tensors_that_were_accounted_for(
     optimizer: str, tmp_path: Path, no_program: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the paths of large models."""
-    for module in ("clients.working_model", "simulations.memory.account"):
+    for module in ("clients.working_model", "clients.rehearsal", "simulations.memory.account"):
         monkeypatch.setattr(f"{module}.LARGE_BYTES", 0)
     monkeypatch.setattr("fedsign.federation.aggregation._BLOCK", 2**8)
     config = from_dict(tree(tmp_path, optimizer, clients=2, engine={"workers": 2}))
