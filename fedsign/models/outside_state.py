@@ -130,8 +130,7 @@ def _is_same(now: Any, kept: Any, seen: set[tuple[int, int]]) -> bool:
             return _is_same(now.bit_generator.state, kept.bit_generator.state, seen)
         case torch.Generator():
             return torch.equal(now.get_state(), kept.get_state())
-        case bool() | int() | float() | complex() | str() | bytes() | set() | frozenset() | torch.Size():
-            return bool(now == kept)
         case _ if hasattr(now, "__dict__"):
             return _is_same(vars(now), vars(kept), seen)
-    return False  # unknown, such as an iterator: restored each time
+    # numbers, texts, sets, devices; what has no equality of its own, such as an iterator, is restored each time
+    return type(now).__eq__ is not object.__eq__ and bool(now == kept)

@@ -33,7 +33,7 @@ def experiment(root: Path, *, engine: dict[str, Any] | None = None, **results: A
         "rounds": ROUNDS,
         "callbacks": [],
         "data": {"validation_fraction": 0.2},
-        "partition": {"num_clients": 4, "alpha": 1.0},
+        "partition": {"name": "dirichlet_prefix", "num_clients": 4, "alpha": 1.0},
         "server": {"cohort_size": 2},
         "model": {"name": "mlp", "hidden": [8]},
         # so large that the validation accuracy jumps up and down

@@ -114,6 +114,7 @@ ONE: dict[str, dict[str, Any]] = {
     "dropout of a function": {"model": {"name": f"{__name__}:dropping_alone"}},
     "a buffer that training changes": {"model": {"name": f"{__name__}:counting"}},
     "samples that depend on each other": {"model": {"name": f"{__name__}:mixing"}},
+    "a complex parameter": {"model": {"name": f"{__name__}:turning"}},
     "engine.precision=bf16": {"engine": {"name": "in_process", "precision": "bf16"}},
     "engine.compile": {"engine": {"name": "in_process", "compile": True}},
     "engine.channels_last": {"engine": {"name": "in_process", "channels_last": "on"}},
@@ -139,6 +140,7 @@ REASONS = {
     "dropout of a function": "draws random numbers that are not nn.Dropout's",
     "a buffer that training changes": "changes the buffer 'count'",
     "samples that depend on each other": "lets samples of a batch depend on each other",
+    "a complex parameter": "has a complex parameter 'turn'",
     "engine.precision=bf16": "engine.precision=bf16 .* use engine.precision=float32",
     "engine.compile": "engine.compile=true .* use engine.compile=false",
     "engine.channels_last": "engine.channels_last=on .* use auto or off",
@@ -253,6 +255,19 @@ class Mixing(federation.Deep):
 
 def mixing(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return Mixing(input_shape[0], num_outputs).double()
+
+
+class Turning(federation.Deep):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.turn = nn.Parameter(torch.ones((), dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.turn.abs()
+
+
+def turning(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return Turning(input_shape[0], num_outputs).double()
 
 
 def given(root: Path, changes: Mapping[str, Any], **sharding: Any) -> Workload:

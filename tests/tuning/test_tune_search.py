@@ -57,7 +57,16 @@ def test_the_pages_command_searches_learns_and_trains_again(tmp_path: Path) -> N
 def experiment(**changes: Any) -> Any:
     """Of so many local steps that what is done once a round hardly counts."""
     tree = {"data": {"validation_fraction": 0.02}, "model": {"hidden": [16]}, "client": {"local_steps": 10}}
-    return from_dict({**tree, "partition": {"num_clients": 4}, "server": {"cohort_size": 2}, "rounds": 20, **changes})
+    return from_dict(
+        {
+            **tree,
+            "partition": {"num_clients": 4},
+            "server": {"cohort_size": 2},
+            "rounds": 20,
+            "strategy": {"name": "fedsign"},
+            **changes,
+        }
+    )
 
 
 def test_a_tangent_costs_less_than_two_gradients_and_reverse_less_than_two_rounds_more() -> None:

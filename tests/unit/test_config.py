@@ -38,7 +38,7 @@ DEFAULT_EXPERIMENT = {
         "validation_fraction": 0.0,
     },
     "partition": {"name": "dirichlet", "num_clients": 50, "alpha": 0.1, "min_partition_size": 4},
-    "model": {"name": "mlp", "start": "", "init_scale": 1.0, "hidden": [128, 128], "projection_dim": 0},
+    "model": {"name": "mlp", "start": "", "output": "", "init_scale": 1.0, "hidden": [128, 128], "projection_dim": 0},
     "strategy": {"name": "fedavg", "weighting": "uniform", "weights": []},
 }
 

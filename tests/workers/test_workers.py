@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import hashlib
 import logging
 import os
 import random
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
@@ -32,7 +32,7 @@ from fedsign.data.base import Dataset, Samples
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, one_by_one, tensors_of
-from fedsign.storage.checkpoints import load_latest
+from fedsign.storage.checkpoints import load_latest, tensors_digest
 from fedsign.workload import Workload
 from simulations import load_run, run
 from simulations.backends.base import intra_op_threads
@@ -174,11 +174,9 @@ def results(trainer: LocalTrainer, asked: Sequence[TrainRequest], folder: Path) 
 
 
 def digest(folder: Path) -> dict[str, str]:
-    """The files below a folder."""
+    """The states below a folder, without the run in their header."""
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        str(path.relative_to(folder)): tensors_digest(load_file(path)) for path in sorted(folder.rglob("*.safetensors"))
     }
 
 
