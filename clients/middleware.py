@@ -59,7 +59,7 @@ class OwnBuild(ClientMiddleware):
             if digest != request.digests[name]:
                 raise OtherBuildError(
                     f"client {request.partition} builds the frozen tensor '{name}' with other values than the server, "
-                    "for example because it lacks the file of model.start or model.path; it is sent the frozen tensors."
+                    "for example from another file of model.start or model.path; it is sent the frozen tensors."
                 )
         return replace(request, tensors={name: whole[name] for name in self._workload.roles if name in whole})
 
