@@ -183,9 +183,9 @@ class Index:
         )
         rows = []
         for name, value in facts.values.items():
-            if name not in keys:
-                keys[name] = len(keys) + 1
-                connection.execute("INSERT INTO keys VALUES (?, ?)", (keys[name], name))
+            if name not in keys:  # another process may add the same
+                connection.execute("INSERT OR IGNORE INTO keys (name) VALUES (?)", (name,))
+                keys[name] = connection.execute("SELECT key FROM keys WHERE name = ?", (name,)).fetchone()["key"]
             is_number = isinstance(value, float)
             rows.append((each.id, keys[name], value if is_number else None, None if is_number else value))
         connection.executemany("INSERT INTO facts VALUES (?, ?, ?, ?)", rows)

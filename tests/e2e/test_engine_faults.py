@@ -46,12 +46,16 @@ class Trouble(nn.Module):
         super().__init__()
         self.linear = nn.Linear(math.prod(input_shape), num_outputs)
         self.folder = Path(folder)
+        self.process = self.folder / "process"  # that of the command, which rehearses
+        if self.is_first("process"):
+            self.process.write_text(str(os.getpid()))
 
     def forward(self, features):
-        if self.training and len(features) == KILLED and self.is_first("killed"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.training and len(features) == HUNG and not self.is_first("seen") and self.is_first("hung"):
-            time.sleep(1e6)
+        if self.training and self.process.read_text() != str(os.getpid()):
+            if len(features) == KILLED and self.is_first("killed"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if len(features) == HUNG and not self.is_first("seen") and self.is_first("hung"):
+                time.sleep(1e6)
         return self.linear(features.flatten(1))
 
     def is_first(self, what):
