@@ -39,7 +39,7 @@ from fedsign.seeding import Purpose, global_stream
 from fedsign.traits import TaskTraits
 from fedsign.workload import Workload
 
-_FEW, _SOME = 4, 64  # samples of a pass, and for metrics
+_FEW, _SOME = 4, 64  # samples of a pass, and for metrics; 2 of large models
 _ROWS = (TargetKind.CLASS, TargetKind.NUMBER, TargetKind.VECTOR)
 _WARNINGS = {
     "Using a target size": "outputs and targets of different shapes are compared, each of the ones with each of the "
@@ -64,17 +64,17 @@ def rehearse(workload: Workload) -> None:
     model = workload.make_model()
     with global_stream(workload.config.seed, Purpose.TRAINING), workload.numerics.repeatable(), _strict():
         with torch.set_grad_enabled(not is_large):  # activations that wait for a gradient are in no account
-            _try_loss(workload, model)
+            _try_loss(workload, model, num=2 if is_large else _FEW)
         _try_metrics(workload, model, num=2 if is_large else _SOME)
     del model
     if not is_large and not is_sharded:
         _try_clients(workload)
 
 
-def _try_loss(workload: Workload, model: nn.Module) -> None:
+def _try_loss(workload: Workload, model: nn.Module, *, num: int) -> None:
     config, samples, numerics = workload.config, workload.training_samples, workload.numerics
     with _blaming("dataset", config.data.name):
-        features, targets = samples.batch(torch.arange(min(_FEW, len(samples))))
+        features, targets = samples.batch(torch.arange(min(num, len(samples))))
     for in_training in (False, True):
         if in_training and len(targets) == 1:
             break  # BatchNorm refuses such a batch
