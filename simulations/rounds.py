@@ -85,6 +85,8 @@ class RoundLoop:
             workload, self._model, grid, num_threads=evaluation_threads, on_outputs=partial(_observe, self._hooks)
         )
         self._strategy = make_strategy(workload)
+        if isinstance(self._strategy, Strategy):
+            self._strategy.roles = self._model.roles
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
         self._exchange: Exchange = self._direct or grid

@@ -29,7 +29,7 @@ from fedsign.federation.aggregation import Aggregate as Aggregate  # re-exported
 from fedsign.federation.aggregation import Aggregator, Weigh, weighted_mean
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
-from fedsign.records import CohortReply, CohortRequest, ObjectiveSpec, Reply, Tensors, TrainReply
+from fedsign.records import CohortReply, CohortRequest, ObjectiveSpec, Reply, Role, Tensors, TrainReply
 from fedsign.seeding import Purpose, generator
 from strategies.server_optim.base import ServerOptimizer
 
@@ -51,6 +51,7 @@ class Strategy(FlowerStrategy):
     takes_parts: ClassVar[bool] = True
     search_space: ClassVar[Mapping[str, str] | None] = None  # for the strategy's own settings
     special_case: ClassVar[Mapping[str, Mapping[str, float]] | None] = None
+    roles: Mapping[str, Role] = {}  # of the model's tensors; set by `simulations.rounds`, else empty
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

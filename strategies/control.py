@@ -18,7 +18,7 @@ from fedsign import plugins
 from fedsign.errors import RoundError
 from fedsign.federation.aggregation import norm_of
 from fedsign.numerics import as_kind_of, as_real, is_inexact
-from fedsign.records import CohortRequest, ObjectiveSpec, Tensors
+from fedsign.records import CohortRequest, ObjectiveSpec, Role, Tensors
 from fedsign.seeding import Purpose, named_words
 from strategies.base import Aggregate, Strategy, Weighting
 
@@ -50,11 +50,12 @@ class Control(Strategy):
     def request(
         self, round: int, served: Tensors, clients: Sequence[int], *, cohort_size: int, seed: int
     ) -> CohortRequest:
-        """Also send random signs if the objective uses them."""
+        """Also send random signs of the parameters in training, if the objective uses them."""
         request = super().request(round, served, clients, cohort_size=cohort_size, seed=seed)
         if self._spec.settings.get("sign") != "random":
             return request
-        self._signs = self._signs or random_signs(served, seed)  # the same in all rounds
+        trained = {name: own for name, own in served.items() if self.roles.get(name, Role.PARAMETER) is Role.PARAMETER}
+        self._signs = self._signs or random_signs(trained, seed)  # the same in all rounds
         return replace(request, shared=self._signs)
 
     def server_update(self, aggregate: Aggregate) -> Tensors:

@@ -22,7 +22,7 @@ from fedsign.models.features import forward_with_features
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.objectives.fedsign import FedSignObjective
 from fedsign.objectives.moon import MoonObjective
-from fedsign.records import Tensors
+from fedsign.records import Role, Tensors
 from fedsign.tasks.classification import Classification
 from simulations import run
 from strategies.control import Control, random_signs
@@ -125,6 +125,14 @@ def test_random_signs_are_fixed_even_and_independent_of_the_models() -> None:
         assert abs(other.mean().item()) < 4 / 100  # four standard deviations of the mean of 10,000
     again, another = random_signs(tensors, 0), random_signs(tensors, 1)
     assert torch.equal(signs["a"], again["a"]) and not torch.equal(signs["a"], another["a"])
+
+
+def test_random_signs_are_drawn_and_sent_for_trained_parameters_only() -> None:
+    control = Control(objective="sign_push", settings={"sign": "random"})
+    control.roles = {"trained": Role.PARAMETER, "frozen": Role.FROZEN, "running_mean": Role.BUFFER}
+    served = {name: torch.randn(7) for name in control.roles}
+    signs = control.request(1, served, range(3), cohort_size=2, seed=0).shared
+    assert signs.keys() == {"trained"} and torch.equal(signs["trained"], random_signs(served, 0)["trained"])
 
 
 def representation(z: Tensor, given: LocalContext, others: dict[str, Tensor]) -> Representation:

@@ -114,6 +114,10 @@ SLOW = pytest.mark.slow
             }
         },
         {"attack": {"name": "sign_flip", "fraction": 0.5}},
+        pytest.param(
+            {"strategy": {"name": "control", "objective": "sign_push", "settings": {"sign": "random", "gamma": 0.01}}},
+            marks=pytest.mark.needs("ablation"),
+        ),
         pytest.param({"engine": {"workers": 2}}, marks=SLOW),
         pytest.param({"client": {"local_steps": 3, "sharding": {"ranks": 2}}}, marks=SLOW),
     ],

@@ -240,13 +240,15 @@ def test_an_index_that_is_damaged_while_it_is_served_recovers_and_says_so(
 def test_two_processes_read_new_runs_into_one_index(roots: list[Path], cache: Path) -> None:
     for seed in range(12):
         config = make(roots[0], seed=seed, rounds=1).path / "config.toml"
-        config.write_text(CONFIG.format(seed=seed, lr=0.1, strategy=f"fedavg\"\nown_{seed} = \""))  # without a seal
+        config.write_text(CONFIG.format(seed=seed, lr=0.1, strategy=f'fedavg"\nown_{seed} = "'))  # without a seal
     indexes = [Index(roots, cache) for _ in range(2)]
     with ThreadPoolExecutor() as threads:
         assert [*threads.map(Index.refresh, indexes)] == [None, None]
     for index in indexes:
         with index.connect() as connection:
-            assert {f"strategy.own_{seed}" for seed in range(12)} <= {key["name"] for key in Listing(connection).keys([])}
+            assert {f"strategy.own_{seed}" for seed in range(12)} <= {
+                key["name"] for key in Listing(connection).keys([])
+            }
 
 
 def test_curves_are_over_rounds_bytes_or_seconds(ui: Served) -> None:
