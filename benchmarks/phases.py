@@ -37,6 +37,7 @@ RULES: tuple[
     ("plan", "clients/batches.py", ()),
     ("plan", "clients/cohort/plan.py", ()),
     ("checks", "fedsign/flower/partition_grid.py", ()),
+    ("checks", "fedsign/federation/encoding.py", ()),
     ("checks", "fedsign/federation/exchange.py", ()),
     ("checks", "fedsign/records.py", ()),
     ("checks", "simulations/rounds.py", ("_checked_model", "_judge", "_report_failures")),

@@ -20,7 +20,7 @@ from clients.trainer import LocalTrainer
 from clients.watchdog import ended_after
 from fedsign.errors import ReplyError
 from fedsign.extensions import extensions
-from fedsign.federation.exchange import UpdateEncoding, encoded
+from fedsign.federation.encoding import UpdateEncoding, encoded
 from fedsign.flower import clipping, in_process, wire
 from fedsign.records import Failure, TrainReply, failure_of, one_by_one
 from fedsign.versions import versions

@@ -21,6 +21,7 @@ from fedsign import former_names, naming, plugins
 from fedsign.capabilities import CAPABILITIES, absent
 from fedsign.errors import ConfigError, UnknownKeysError
 from fedsign.extensions import load as load_target
+from fedsign.overrides import assign_all, parse_override
 from fedsign.rules import Rule, check
 from fedsign.sections import (
     ClientSection,
@@ -143,7 +144,7 @@ class ExperimentConfig(Section):
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A validated copy with changes: `config.replace(seed=3, **{"client.lr": 0.1})`."""
         data = self.model_dump(mode="json")
-        _assign_all(ExperimentConfig, data, changes.items())
+        assign_all(ExperimentConfig, data, changes.items())
         return from_dict(data)
 
 
@@ -339,7 +340,7 @@ def read_tree(table: type[Section], path: Path | None, overrides: Iterable[str])
         except UnicodeError as error:
             raise ConfigError(f"the configuration {path} is not UTF-8 text ({error}); save it as UTF-8.") from error
         data = dict(former_names.current_tree(parse_toml(text, source=str(path))))
-    _assign_all(table, data, map(parse_override, overrides))
+    assign_all(table, data, map(parse_override, overrides))
     return data
 
 
@@ -349,49 +350,6 @@ def parse_toml(text: str, *, source: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """Parse `key=value`, the value as TOML; a value that is not TOML is a string.
-
-    >>> parse_override("client.lr=0.1"), parse_override("engine.name=ray")
-    (('client.lr', 0.1), ('engine.name', 'ray'))
-    """
-    key, separator, value = text.partition("=")
-    key = key.strip()
-    if not separator or not all(key.split(".")):
-        raise ConfigError(f"--set takes KEY=VALUE, such as --set client.lr=0.1; '{text}' was given.")
-    try:
-        read = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        return key, value.strip()
-    return key, read["value"] if read.keys() == {"value"} else value
-
-
-def _assign_all(table: type[Section], data: dict[str, Any], changes: Iterable[tuple[str, Any]]) -> None:
-    """Assign names first: naming a component drops its old settings, but must keep those given with it."""
-    current = ((former_names.current_path(path), value) for path, value in changes)
-    ordered = sorted(current, key=lambda change: change[0].rpartition(".")[2] != "name")
-    for path, value in ordered:
-        _assign(table, data, path, value)
-    given = [path for path, _ in ordered]
-    if "client.local_steps" in given and "client.local_epochs" not in given and data["client"]["local_steps"]:
-        data["client"].pop("local_epochs", None)  # setting both is an error
-
-
-def _assign(table: type[Section], data: dict[str, Any], path: str, value: Any) -> None:
-    """Set one leaf.  Naming another component drops the settings of the previous one, which it would reject."""
-    *parents, leaf = path.split(".")
-    inner = data
-    for parent in parents:
-        inner = inner.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"'{path}' cannot be set: '{parent}' is a value, not a table.")
-    part = dict(tables(table)).get(".".join(parents), Section)
-    if leaf == "name" and issubclass(part, Part) and inner.get("name", part.model_fields["name"].default) != value:
-        for key in [key for key in inner if key not in part.model_fields]:
-            del inner[key]
-    inner[leaf] = value
 
 
 def _paths(table: type[Section], data: Mapping[str, Any]) -> Iterator[str]:

@@ -31,7 +31,7 @@ from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.evaluation import Evaluation, OnOutputs
 from fedsign.extensions import extensions
 from fedsign.federation.codec import digest_of
-from fedsign.federation.exchange import UpdateEncoding
+from fedsign.federation.encoding import UpdateEncoding
 from fedsign.models.fitted import fit
 from fedsign.models.outside_state import keep_outside_state
 from fedsign.models.transform import Transform, sent_tensors, transforms_of

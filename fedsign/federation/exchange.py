@@ -7,16 +7,17 @@ failures and metrics are the same, but there are no messages, which for small mo
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite
 from statistics import fmean
 from sys import maxsize
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
 from fedsign.federation.aggregation import LARGEST_VALUE, Dispersion, in_slot_order, is_finite
+from fedsign.federation.encoding import UpdateEncoding, decoded, encoded
 from fedsign.numerics import is_inexact
 from fedsign.records import (
     LOST_UPDATES,
@@ -125,52 +126,6 @@ class ReplyObserver(Protocol):
     def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
         """Observe several clients, [K, ...]."""
         ...
-
-
-class UpdateEncoding:
-    """How updates are encoded, at the extension point `update_encoding`; this base class sends models unchanged.
-
-    The extension is a function `(workload) -> UpdateEncoding | None`.  In process, one object serves the server and all
-    clients; over messages, the server and each request have their own.  So `encode` and `decode` must be stateless.
-    """
-
-    def encode(self, reply: TrainReply, received: Tensors) -> Tensors:
-        """On the client: the tensors to send in place of `reply.tensors`, with any names, shapes and dtypes of `codec`.
-
-        `received` holds the request's tensors.  Random draws must derive from (seed, purpose, round, partition).
-        """
-        return reply.tensors
-
-    def decode(self, reply: TrainReply, received: Tensors) -> Tensors:
-        """On the server: the model's tensors from an encoded reply.
-
-        They are validated like any reply, but names may be missing: the update of a missing tensor is zero, and its
-        mean is over the clients that sent it.  Raises ReplyError for an implausible reply; any other error counts as
-        that client's failure too.
-        """
-        return reply.tensors
-
-    def lacking(self, partition: int, names: Iterable[str]) -> list[str]:
-        """The tensors that a client must download to have the current global model."""
-        return list(names)
-
-    def bytes_down(self, partition: int, sizes: Mapping[str, int]) -> int:
-        """The bytes that a client downloads of the global model, given the sizes of its tensors."""
-        return sum(sizes[name] for name in self.lacking(partition, sizes))
-
-    def digests(self, model: Tensors) -> dict[str, str]:
-        """Tensor name -> digest, by which clients find tensors in their cache that are not sent."""
-        return {}
-
-    def commit(self, round: int, accepted: Iterable[int], *, before: Tensors, after: Tensors) -> None:
-        """End a round: clients in `accepted` hold `before`, the model served in it; `after` is served next."""
-
-    def state(self) -> tuple[Mapping[str, Any], Mapping[str, Mapping[int, int]]]:
-        """The `facts` and `tables` of a checkpoint."""
-        return {}, {}
-
-    def load_state(self, facts: Mapping[str, Any], tables: Mapping[str, Mapping[int, int]]) -> None:
-        """Restore a checkpoint."""
 
 
 class RoundHook(Protocol):
@@ -414,30 +369,6 @@ def check_addresses(partitions: Sequence[int], num_partitions: int) -> None:
             f"the strategy addressed the clients {list(partitions)}; expected different ones from 0 to "
             f"{num_partitions - 1}: correct its sampling."
         )
-
-
-def encoded(encoding: UpdateEncoding, reply: TrainReply, received: Tensors) -> TrainReply:
-    """The reply as the client sends it; raises ReplyError if encoding fails."""
-    return _converted(encoding.encode, reply, received)
-
-
-def decoded(encoding: UpdateEncoding, reply: TrainReply, received: Tensors) -> TrainReply:
-    """The reply with the model's tensors restored; raises ReplyError if decoding fails."""
-    return _converted(encoding.decode, reply, received)
-
-
-def _converted(convert: Callable[[TrainReply, Tensors], Tensors], reply: TrainReply, received: Tensors) -> TrainReply:
-    """Any error of a conversion fails that client only."""
-    try:
-        tensors = convert(reply, received)
-        if not (isinstance(tensors, dict) and all(isinstance(tensor, Tensor) for tensor in tensors.values())):
-            raise TypeError("what it returned is no dict of tensors")
-    except ReplyError:
-        raise
-    except Exception as error:
-        reason = failure_of(reply.partition, error).reason
-        raise ReplyError(f"{convert.__qualname__} failed: {reason}.") from error
-    return replace(reply, tensors=tensors)
 
 
 def check_claims(reply: Reply, *, round: int, roles: Mapping[str, Role]) -> None:

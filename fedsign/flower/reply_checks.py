@@ -7,15 +7,8 @@ from typing import TypeVar
 from flwr.app import Message
 
 from fedsign.errors import FedSignError, ReplyError
-from fedsign.federation.exchange import (
-    MaxExamples,
-    UpdateEncoding,
-    check_claims,
-    check_finite,
-    check_numbers,
-    check_shapes,
-    decoded,
-)
+from fedsign.federation.encoding import UpdateEncoding, decoded
+from fedsign.federation.exchange import MaxExamples, check_claims, check_finite, check_numbers, check_shapes
 from fedsign.flower import wire
 from fedsign.flower.array import to_tensors
 from fedsign.flower.shims import set_source

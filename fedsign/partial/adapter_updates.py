@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsign.errors import ReplyError, ResumeError
-from fedsign.federation.exchange import UpdateEncoding
+from fedsign.federation.encoding import UpdateEncoding
 from fedsign.optim.lora import Adapter
 from fedsign.partial.adapters import LoraSettings, adapters_of
 from fedsign.records import Tensors, TrainReply, replied

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedsign.errors import ReplyError, ResumeError
 from fedsign.federation.codec import digest_of
-from fedsign.federation.exchange import UpdateEncoding
+from fedsign.federation.encoding import UpdateEncoding
 from fedsign.partial.adapter_updates import adapter_updates
 from fedsign.records import Role, Tensors, TrainReply
 from fedsign.traits import OptimizerTraits

@@ -135,6 +135,7 @@ def compare(
     from fedsign import config as configs
     from fedsign.comparison.export import check_export
     from fedsign.comparison.folder import PLAN
+    from fedsign.overrides import parse_override
     from simulations.comparison import execution
     from simulations.comparison.request import NUM_SEEDS, STRATEGIES
 
@@ -152,7 +153,7 @@ def compare(
         if resume is not None:
             comparison = execution.go_on(resume, workers=workers, retry_failed=retry_failed)
         else:
-            changes = [(text, *configs.parse_override(text)) for text in overrides or []]
+            changes = [(text, *parse_override(text)) for text in overrides or []]
             base = configs.load(config, [text for text, key, _ in changes if execution.is_for_all(key)])
             folder = out or execution.folder_of(name or base.project_name)
             comparison = execution.compare(
@@ -171,7 +172,7 @@ def compare(
                 tune_seeds=execution.NUM_TUNING_SEEDS
                 if tune_seeds is None
                 else seeds_option(tune_seeds, "--tune-seeds"),
-                tune_at=dict(map(configs.parse_override, tune_at or [])),
+                tune_at=dict(map(parse_override, tune_at or [])),
                 search=ranges_of(search or []),
                 workers=workers,
                 extend=extend,

@@ -13,8 +13,8 @@ from typing import Any
 
 from fedsign import plugins
 from fedsign.comparison.summary import products
-from fedsign.config import parse_override
 from fedsign.errors import ConfigError
+from fedsign.overrides import parse_override
 from fedsign.registry import resolve
 
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign")

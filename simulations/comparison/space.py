@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedsign.config import ExperimentConfig, parse_override
+from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
+from fedsign.overrides import parse_override
 from fedsign.traits import StrategyTraits
 
 SHARED: Mapping[str, str] = {

@@ -22,6 +22,7 @@ from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.vector import Layout
 from fedsign.models.transform import sent_tensors, whole_state
 from fedsign.models.weights import load_weights, read_tensors
+from fedsign.overrides import parse_override
 from fedsign.records import Tensors
 from fedsign.seeding import Purpose, generator
 from fedsign.storage import checkpoints
@@ -234,7 +235,7 @@ def _last_model(run: RunFolder) -> Tensors:
 
 
 def _experiment(run: RunFolder, overrides: Sequence[str]) -> configs.ExperimentConfig:
-    changes = dict(configs.parse_override(text) for text in overrides)
+    changes = dict(parse_override(text) for text in overrides)
     fixed = sorted(key for key in changes if key.partition(".")[0] not in _CHANGEABLE)
     if fixed:
         raise ConfigError(

@@ -5,7 +5,8 @@ import shlex
 
 import pytest
 
-from fedsign.config import load, parse_override
+from fedsign.config import load
+from fedsign.overrides import parse_override
 from simulations.comparison.execution import is_for_all
 from simulations.comparison.plan import make_plan
 from simulations.comparison.request import STRATEGIES, Request, parse_axis

@@ -11,7 +11,8 @@ import torch
 
 from fedsign import workload
 from fedsign.errors import ReplyError
-from fedsign.federation.exchange import DirectExchange, UpdateEncoding
+from fedsign.federation.encoding import UpdateEncoding
+from fedsign.federation.exchange import DirectExchange
 from fedsign.records import CohortReply, Failure, Role, Tensors, TrainReply, TrainRequest
 from simulations import run
 from tests.contract.test_exchange import ROLES, SERVED, cohort, reply, stacked, taken, tree

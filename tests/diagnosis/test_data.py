@@ -12,13 +12,14 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_wine
 from typer.testing import CliRunner
 
-from fedsign.config import ExperimentConfig, from_dict, parse_override
+from fedsign.config import ExperimentConfig, from_dict
 from fedsign.data.partition.lazy import NUM_COUNTED
 from fedsign.diagnosis import table
 from fedsign.diagnosis.data import RULES, examine, run_check
 from fedsign.diagnosis.examined import Examined, _keys
 from fedsign.diagnosis.finding import Finding
 from fedsign.errors import ConfigError, DataError
+from fedsign.overrides import parse_override
 from fedsign.report.page import render
 from fedsign.report.summary import read
 from fedsign.workload import Workload

@@ -18,9 +18,10 @@ from pydantic import ValidationError
 
 from fedsign import capabilities, plugins
 from fedsign.capabilities import CAPABILITIES
-from fedsign.config import ExperimentConfig, from_dict, from_toml, load, parse_override, without_unused
+from fedsign.config import ExperimentConfig, from_dict, from_toml, load, without_unused
 from fedsign.errors import ConfigError
 from fedsign.extensions import load as load_target
+from fedsign.overrides import parse_override
 from fedsign.registry import KINDS, resolve
 
 DEFAULT_EXPERIMENT = {
