@@ -6,13 +6,15 @@ alone.  So a model that lets one client see another is found, whatever it keeps 
 
 [Note: what a rehearsal does not see] Branches that a few samples do not take, such as one of a later round.  A model of
 64 MB or more makes one pass and no step, which would take minutes and a second model's memory: what it keeps in
-attributes and unsaved buffers is restored anyway.  Ranks have a trial of their own (`clients.sharding.trial`).
+attributes and unsaved buffers is restored anyway.  Ranks have a trial of their own (`clients.sharding.trial`).  Whether
+a model reads a counter is tried with 1 and 1,000 more; one that it compares with 5,000 is not found.
 """
 
+import copy
 import hashlib
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -30,12 +32,15 @@ from fedsign.data.base import AnySamples
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.target import TargetKind
 from fedsign.errors import ConfigError, FedSignError, LateError
+from fedsign.federation import counters
 from fedsign.federation.aggregation import WeightedMean
+from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.fitted import described, remedy
 from fedsign.numerics import in_full
 from fedsign.records import ObjectiveSpec, Tensors, TrainRequest
 from fedsign.registry import error_in, place_of
 from fedsign.seeding import Purpose, global_stream
+from fedsign.storage.results import Record
 from fedsign.traits import TaskTraits
 from fedsign.workload import Workload
 
@@ -50,25 +55,24 @@ _WARNINGS = {
 """What is an error here of what torch warns about, and how it is told."""
 
 
-def rehearse(workload: Workload) -> None:
-    """Try an experiment on the samples of this process.
+def rehearse(workload: Workload) -> list[Record]:
+    """Try an experiment on the samples of this process; returns findings, as records of findings.jsonl.
 
     Raises:
         ConfigError: outputs, loss, metrics, or tensors are not what training needs, or one client sees another.
     """
     if not len(workload.dataset.train):
-        return  # the data stay at sites, which rehearse themselves
+        return []  # the data stay at sites, which rehearse themselves
     is_large, is_sharded = workload.model_bytes >= LARGE_BYTES, workload.config.get("client.sharding.ranks", 1) > 1
     if is_large and is_sharded:
-        return  # no process may hold the whole model once more
+        return []  # no process may hold the whole model once more
     model = workload.make_model()
     with global_stream(workload.config.seed, Purpose.TRAINING), workload.numerics.repeatable(), _strict():
         with torch.set_grad_enabled(not is_large):  # activations that wait for a gradient are in no account
             _try_loss(workload, model, num=2 if is_large else _FEW)
         _try_metrics(workload, model, num=2 if is_large else _SOME)
     del model
-    if not is_large and not is_sharded:
-        _try_clients(workload)
+    return [] if is_large or is_sharded else _try_clients(workload)
 
 
 def _try_loss(workload: Workload, model: nn.Module, *, num: int) -> None:
@@ -137,8 +141,8 @@ def _try_metrics(workload: Workload, model: nn.Module, *, num: int) -> None:
                 replace(evaluation, metrics=[(name, metric)]).evaluate(model.eval(), whole, num_threads=1)
 
 
-def _try_clients(workload: Workload) -> None:
-    """Let one client train alone and after another, for a step each."""
+def _try_clients(workload: Workload) -> list[Record]:
+    """Let one client train alone and after another, for a step each; returns a finding for each counter to name."""
     partition = workload.partition
     with_samples = (client for client in counted_clients(partition) if len(partition[client]))
     first, *others = islice(with_samples, 2)
@@ -149,6 +153,40 @@ def _try_clients(workload: Workload) -> None:
     if _digest(trainer.trained(first)) != _digest(alone):
         raise ConfigError(trainer.difference(first, other))
     _try_mean(workload, alone)
+    if workload.config.server.counters != "copied":
+        return []
+    names = _read(workload, [*counters.moved(alone, trainer.start)])
+    return [{**counters.finding(name, is_read=True), "round": 1} for name in names]
+
+
+def _read(workload: Workload, names: list[str]) -> list[str]:
+    """Those of some counters on whose value a pass depends: its outputs, or other buffers."""
+    model = workload.make_model().cpu() if names else nn.Module()  # an index out of range would end a GPU's process
+    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+    # BatchNorm reads its counter only without a momentum
+    names = [name for name, own in owners.items() if type(own) not in BATCH_NORMS or own.momentum is None]
+    if not names:
+        return []
+    samples = workload.training_samples
+    features = samples.batch(torch.arange(min(_FEW, len(samples))))[0].cpu()
+
+    def passed(changed: Collection[str], more: int) -> str:
+        found: list[Any] = []
+        for in_training in (True, False):
+            tried = copy.deepcopy(model).train(in_training)
+            for name in changed:
+                own = tried.get_buffer(name)
+                own.copy_(own.logical_not() if own.dtype == torch.bool else own + more)
+            # a counter that is an index may point beyond the end
+            with torch.no_grad(), global_stream(workload.config.seed, Purpose.TRAINING), suppress(Exception):
+                found.append(tried(features))
+            found += [tensor for name, tensor in tried.named_buffers() if name not in names]
+        return _digest(found)
+
+    def is_read(changed: Collection[str]) -> bool:
+        return any(passed(changed, more) != passed((), 0) for more in (1, 1000))
+
+    return [name for name in names if is_read([name])] if is_read(names) else []
 
 
 def _try_mean(workload: Workload, tensors: Tensors) -> None:
@@ -174,14 +212,14 @@ class _OneStep:
             self._workload = self._workload.with_section("engine", compile=False)
         self._trainer = SequentialTrainer(self._workload)
         first = BorrowingModel(workload.make_model(), workload.numerics)
-        self._start = {**first.copies(), **first.frozen()}
+        self.start = {**first.copies(), **first.frozen()}
 
     def trained(self, client: int) -> Tensors:
         """A client's tensors after its step."""
         request = TrainRequest(
             round=1,
             partition=client,
-            tensors=self._start,
+            tensors=self.start,
             objective=ObjectiveSpec(),
             state_version=0,
             needed_versions=frozenset(),

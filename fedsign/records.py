@@ -29,7 +29,7 @@ class Role(StrEnum):
 
     PARAMETER = "parameter"  # trained, averaged, regularized, updated by the server's rule
     FROZEN = "frozen"  # a parameter with requires_grad=False: stays, bit for bit, and is in no reply
-    BUFFER = "buffer"  # not trained, such as BatchNorm statistics; averaged, but integers are copied
+    BUFFER = "buffer"  # not trained, such as BatchNorm statistics; averaged, but integers are counters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -249,13 +249,14 @@ class ServerSection(Section):
     """The server's side of a round."""
 
     no_result = frozenset({"max_examples"})
-
+    neutral: ClassVar[Mapping[str, Any]] = {"counters": "copied"}
     cohort_size: Positive = 10
     # 0.3: sample 30 % more clients and end the round with the first cohort_size replies
     over_sampling: NonNegativeReal = 0.0
     min_replies: Positive = 1
     round_timeout_s: Seconds = 3600.0
     max_examples: Positive = 1_000_000  # limit on a reply's num_examples, where the server cannot count them
+    counters: Literal["copied", "largest", "summed"] = "copied"
     evaluation: Literal["auto", "server", "clients"] = "auto"  # where test samples lie; auto: the server, if it has any
     evaluate_clients: NonNegative = 0  # clients that evaluate per round, if clients evaluate; 0: all
     optimizer: ServerOptimizerPart = ServerOptimizerPart()

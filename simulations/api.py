@@ -149,8 +149,8 @@ def run(
         FedSignError: a subclass says what is wrong; see fedsign.errors.
     """
     if resume is None:
-        workload, engine, watchers = _prepare(Workload(config_of(experiment)))
-        folder = _start(workload)
+        workload, engine, watchers, findings = _prepare(Workload(config_of(experiment)))
+        folder = _start(workload, findings)
         with folder.locked():
             _execute(workload, engine, folder, [*watchers, *callbacks])
     else:
@@ -160,7 +160,7 @@ def run(
             # under the lock, and before anything is read: the newest intact checkpoint decides where the run goes on
             checkpoints.set_damaged_aside(folder.checkpoints, partial(_check_states, folder))
             config = _resumed_config(folder, experiment)
-            workload, engine, watchers = _prepare(Workload(config))
+            workload, engine, watchers, _ = _prepare(Workload(config))
             _warn_of_other_versions(folder)
             _check_data(folder, workload)
             check_split(folder, workload)
@@ -243,25 +243,25 @@ def _conclude(folder: RunFolder, outcome: Record, callbacks: list[Callback]) -> 
                 raise
 
 
-def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
-    """Build every component once, so that a configuration mistake leaves no empty run behind."""
+def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback], list[Record]]:
+    """Build every component once, so that a configuration mistake leaves no empty run behind; with findings."""
     config = workload.config
     strategy = make_strategy(workload)
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
     with global_stream(config.seed, Purpose.TRAINING):  # for users' code that draws
         check_training(workload, spec, strategy)
-        rehearse(workload)
+        findings = rehearse(workload)
         workload = decided(workload, spec)
     engine: Engine = config.engine.build()
     engine.check(workload)
     watchers = [plugins.build("callback", name, {}) for name in config.callbacks]
-    return workload, engine, watchers
+    return workload, engine, watchers, findings
 
 
-def _start(workload: Workload) -> RunFolder:
+def _start(workload: Workload, findings: list[Record]) -> RunFolder:
     """Create the run's folder, once the data are checked."""
     config = workload.config
-    findings = workload.check_data()
+    findings = [*workload.check_data(), *findings]
     folder = results.create(
         Path(config.results.root),
         partition=partition_record(workload),

@@ -24,6 +24,7 @@ from torch import Tensor
 from clients.working_model import BorrowingModel
 from fedsign.errors import ClientStateError, ConfigError, RoundError
 from fedsign.extensions import extensions
+from fedsign.federation import counters
 from fedsign.federation.aggregation import is_finite, norm_of
 from fedsign.federation.exchange import ClientLedger, DirectExchange, Exchange, RoundHook, Traffic
 from fedsign.flower import foreign, foreign_rules
@@ -97,6 +98,7 @@ class RoundLoop:
             ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients
         )
         self._exchange.num_wanted = server.cohort_size
+        self._exchange.keeps_counters = server.counters != "copied"
         aggregator = self._strategy.aggregator if isinstance(self._strategy, Strategy) else None
         self._takes_substitutes = aggregator is None or aggregator.takes_substitutes
         self._parameters = [name for name, role in self._model.roles.items() if role is Role.PARAMETER]
@@ -133,7 +135,8 @@ class RoundLoop:
         traffic = self._train()
         if self._encoding is not None:
             self._encoding.commit(self.round, traffic.accepted, before=before, after=self._served)
-        self._warn_of_counters()
+        if not self._exchange.keeps_counters:
+            self._warn_of_counters()
         columns = [hook.end(traffic) for hook in self._hooks]
         traffic.dispersion.metrics()  # before the evaluation, because it frees the sums
         trained_at = time.perf_counter()
@@ -156,19 +159,13 @@ class RoundLoop:
     def _warn_of_counters(self) -> None:
         """Report each integer buffer that clients change in training, once in a run."""
         moved = self._exchange.moved_counters - self._reported_counters
-        known = {record["message"] for record in self.folder.records("findings.jsonl")} if moved else set()
+        known = [record["message"] for record in self.folder.records("findings.jsonl")] if moved else []
         for name in sorted(moved):
-            finding: Record = {
-                "rule": "copied-counter",
-                "source": "run",
-                "message": f"training changes the integer buffer '{name}', but integers are not averaged: every "
-                "client starts each round from the first value",
-                "remedy": "keep what the model reads in a floating-point buffer, which is averaged",
-                "round": self.round,
-            }
-            if finding["message"] not in known:
-                _log.warning("round %d: %s; %s.", self.round, finding["message"], finding["remedy"])
-                self.folder.append("findings.jsonl", finding)
+            found = {**counters.finding(name, is_read=False), "round": self.round}
+            # the rehearsal may have named it
+            if not name.endswith(counters.BATCHES) and not any(f"buffer '{name}'" in each for each in known):
+                _log.warning("round %d: %s; %s.", self.round, found["message"], found["remedy"])
+                self.folder.append("findings.jsonl", found)
         self._reported_counters |= moved
 
     def _train(self) -> Traffic:
@@ -179,7 +176,9 @@ class RoundLoop:
             raise RoundError(
                 f"strategy {self._config.strategy.name} made no model of the replies of round {self.round}."
             )
-        self._served = self._checked_model(served, is_served=True)
+        model = self._checked_model(served, is_served=True)
+        replies = [*self._exchange.traffic.counters.values()]
+        self._served = model | counters.counted(self._config.server.counters, self._served, replies)
         evaluated = strategy.evaluated_model if isinstance(strategy, Strategy) else None
         self._evaluated = self._served if evaluated is None else self._checked_model(evaluated)
         return self._exchange.traffic

@@ -18,6 +18,7 @@ from clients.cohort.rules import COHORT
 from clients.cohort.section import CohortKeys
 from clients.cohort.trial import two_samples
 from fedsign.compatibility import Experiment
+from fedsign.models.batch_norm import freeze_batch_norm
 from fedsign.records import ObjectiveSpec
 from fedsign.workload import Workload
 
@@ -61,6 +62,7 @@ def _num_activations(model: nn.Module, sample: Tensor) -> int:
     for module in model.modules():
         if next(module.children(), None) is None:
             module.register_forward_hook(lambda module, inputs, output: counts.append(output.numel()))
+    freeze_batch_norm(model)  # refuses one sample in training
     with torch.no_grad():
         model(sample)
     return sum(counts)

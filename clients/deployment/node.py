@@ -119,9 +119,8 @@ class SuperNode(Node):
             _log.info("%s", sentence)
         for note in workload.dataset.notes:
             _log.warning("%s", note)  # notes and findings about a node's data stay in its own log
-        for record in workload.check_data():
+        for record in [*workload.check_data(), *rehearse(workload)]:
             _log.warning("%s; %s.", record["message"], record["remedy"])
-        rehearse(workload)
         if not self._own.get(settings.SHARE_KEY):
             return answer
         return answer | {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}

@@ -16,9 +16,9 @@ from typing import Protocol
 from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
+from fedsign.federation import counters
 from fedsign.federation.aggregation import LARGEST_VALUE, Dispersion, in_slot_order, is_finite
 from fedsign.federation.encoding import UpdateEncoding, decoded, encoded
-from fedsign.numerics import is_inexact
 from fedsign.records import (
     LOST_UPDATES,
     CohortReply,
@@ -34,7 +34,6 @@ from fedsign.records import (
 )
 from fedsign.storage.results import Record
 
-_BATCHES = "num_batches_tracked"  # BatchNorm's counter, which it reads only without a momentum
 MaxExamples = Callable[[int], int]  # partition -> upper limit of a reply's num_examples
 TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | CohortReply | Failure]]
 
@@ -86,6 +85,7 @@ class Traffic:
     # of the accepted replies; a client may withhold its loss
     num_examples: list[int] = field(default_factory=list)
     train_losses: list[float | None] = field(default_factory=list)
+    counters: dict[int, Tensors] = field(default_factory=dict)  # client -> counters that it has moved, if they count
     lost_updates: list[float] = field(default_factory=list)  # shares, of clients that measured them
     dispersion: Dispersion = field(default_factory=Dispersion)
 
@@ -93,6 +93,7 @@ class Traffic:
         """Note whose replies had no part in the mean; like those of failed clients, their states do not count."""
         self.left_out = list(partitions)
         self.with_state = [each for each in self.with_state if each not in self.left_out]
+        self.counters = {each: own for each, own in self.counters.items() if each not in self.left_out}
 
     def record(self) -> Record:
         """The round's record; the training loss is the clients' mean, weighted by samples."""
@@ -171,8 +172,9 @@ class Exchange:
     ) -> None:
         self._num_partitions, self._roles, self._max_examples = num_partitions, dict(roles), max_examples
         self._parameters = [name for name, role in roles.items() if role is Role.PARAMETER]
-        self._buffers = [name for name, role in roles.items() if role is Role.BUFFER and not name.endswith(_BATCHES)]
-        self.moved_counters: set[str] = set()  # integer buffers that a client has changed; the server keeps its own
+        self._buffers = [name for name, role in roles.items() if role is Role.BUFFER]
+        self.moved_counters: set[str] = set()  # see fedsign.federation.counters
+        self.keeps_counters = False  # of each accepted reply
         self.ledger = ClientLedger()
         self.encoding: UpdateEncoding | None = None
         self.traffic = Traffic()
@@ -189,13 +191,18 @@ class Exchange:
         metrics: Sequence[Mapping[str, float]],
     ) -> None:
         """Account for accepted replies; `sent` is what was sent in place of the models."""
-        watched = [name for name in self._buffers if name in reply.tensors and name not in self.moved_counters]
-        self.moved_counters |= {
-            name
-            for name in watched
-            if not is_inexact(served[name]) and bool((reply.tensors[name] != served[name].cpu()).any())
-        }
-        traffic = self.traffic
+        traffic, known = self.traffic, set[str]() if self.keeps_counters else self.moved_counters
+        moved = counters.moved(
+            {name: reply.tensors[name] for name in self._buffers if name in reply.tensors and name not in known}, served
+        )
+        self.moved_counters |= moved.keys()
+        if self.keeps_counters:
+            is_stack = isinstance(reply, CohortReply)
+            for index, partition in enumerate(partitions):
+                # copies, since a reply's memory may be reused
+                traffic.counters[partition] = {
+                    name: (own[index] if is_stack else own).clone() for name, own in moved.items()
+                }
         traffic.accepted += partitions
         traffic.with_state += partitions if reply.has_state else []
         traffic.bytes_up += sum(tensor.nbytes for tensor in (*sent.values(), *reply.extra.values()))

@@ -6,7 +6,7 @@ of unclipped updates.
 
 from typing import Any
 
-from fedsign.compatibility import Chosen, Experiment
+from fedsign.compatibility import Chosen, Experiment, only
 from fedsign.privacy.section import PrivacyPart
 from fedsign.rules import Choice, Rule
 
@@ -36,6 +36,7 @@ PRIVACY = Choice[Experiment](
             "noise covers",
             "use strategy.weighting=uniform, without strategy.weights",
         ),
+        only("server.counters", "copied", because="takes counts of clients as they are, and noise hides updates only"),
         Rule(
             lambda experiment: experiment.has_buffers,
             "model.name={config.model.name} has buffers, such as BatchNorm's statistics, which noise would spoil",

@@ -51,6 +51,28 @@ SMALL = settings(
 )
 
 
+COUNTING = """
+import torch
+from torch import nn
+
+
+class Counting(nn.Module):
+    def __init__(self, num_outputs):
+        super().__init__()
+        self.register_buffer("steps", torch.tensor(0))
+        self.linear = nn.Linear(64, num_outputs)
+
+    def forward(self, features):
+        if self.training:
+            self.steps += 1
+        return self.linear(features.flatten(1)) * (1 + 1e-3 * self.steps)
+
+
+def counting(input_shape, num_outputs):
+    return Counting(num_outputs)
+"""
+
+
 def own_strategy() -> str:
     """The file that the how-to shows, before the check of its gradient."""
     source, *_ = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -86,6 +108,7 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds nothing but the user's own file."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "anchored.py").write_text(own_strategy(), encoding="utf-8")
+    (folder / "counting.py").write_text(COUNTING, encoding="utf-8")
     return folder
 
 
@@ -111,6 +134,16 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(
         assert _listens(address)
     else:
         assert hashes_of_run(user_folder, strategy, **ENGINES[engine]) == expected
+
+
+@pytest.mark.engines
+@pytest.mark.slow
+def test_a_counter_counts_the_same_on_every_engine(user_folder: Path) -> None:
+    """The oracle of its value is in tests/contract/test_counters.py."""
+    counting: dict[str, object] = {"model__name": "counting:counting", "server__counters": "summed"}
+    expected = hashes_of_run(user_folder, "fedavg", **counting)
+    for engine in ("ray", "superlink"):
+        assert hashes_of_run(user_folder, "fedavg", **counting, **ENGINES[engine]) == expected
 
 
 @pytest.mark.engines

@@ -278,7 +278,7 @@ def test_a_rehearsal_leaves_no_trace(tmp_path: Path) -> None:
     import simulations.api
 
     records = []
-    for rehearse in (simulations.api.rehearse, lambda workload: None):
+    for rehearse in (simulations.api.rehearse, lambda workload: []):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(simulations.api, "rehearse", rehearse)
             root = {"results": {"root": str(tmp_path)}}
