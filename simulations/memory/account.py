@@ -128,10 +128,11 @@ def account(workload: Workload) -> Account:
     else:
         of_server = program.bytes_of_this(optimizer, of_meta)
         processes = list(_processes(workload, run, of_server, objective, shards))
-    num_samples = len(workload.dataset.train)
+    num_samples, num = len(workload.dataset.train), sum(each.numel() for each in model.module.parameters())
     return Account(
         title=f"{config.model.name} on {config.data.name}, {client.optimizer.name}, {num_samples:,} samples",
-        num_parameters=sum(parameter.numel() for parameter in model.module.parameters()),
+        num_parameters=num,
+        num_frozen=num - sum(model.sizes.values()),
         num_trained=trained.num,
         processes=tuple(processes),
     )

@@ -238,7 +238,9 @@ def _of_run(experiment: Any, *, card: int | None, measure: bool, json: bool) -> 
         return
     console = Console(soft_wrap=True, highlight=False)
     where = ", on the GPU" if found.processes[0].name == GPU else ""
-    console.print(f"[bold]{escaped(found.title)}[/], {found.num_parameters:,} trainable parameters{where}")
+    frozen = f" and {found.num_frozen:,} frozen ones" if found.num_frozen else ""
+    trainable = f"{found.num_parameters - found.num_frozen:,} trainable parameters"
+    console.print(f"[bold]{escaped(found.title)}[/], {trainable}{frozen}{where}")
     for process in found.processes:
         if has_several:
             console.print(

@@ -77,7 +77,8 @@ class Account:
     """The memory of a run on this machine: the server's process, and those that train."""
 
     title: str
-    num_parameters: int
+    num_parameters: int  # frozen ones included
+    num_frozen: int
     num_trained: int  # by a client in a round
     processes: tuple[Process, ...]  # the server's first, which maps all that is shared
 
@@ -96,7 +97,12 @@ class Account:
 
     def as_json(self) -> dict[str, Any]:
         """The JSON representation; that of a single process has its phases."""
-        facts = {"title": self.title, "num_parameters": self.num_parameters, "num_trained": self.num_trained}
+        facts = {
+            "title": self.title,
+            "num_parameters": self.num_parameters,
+            "num_frozen": self.num_frozen,
+            "num_trained": self.num_trained,
+        }
         if len(self.processes) == 1:
             return {**facts, **self.processes[0].as_json()}
         processes = [{"name": each.name, "count": each.count, **each.as_json()} for each in self.processes]

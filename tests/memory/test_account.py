@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from fedsign.config import ExperimentConfig, from_dict
@@ -150,6 +151,21 @@ def test_an_experiment_and_its_run_have_the_same_account(tmp_path: Path) -> None
     assert of_file["num_trained"] == 4 * 4 * (4 * 2 * width + 2 * (width + ffn))
     num_matrices = 4 * 6 * 2  # each with the number of its steps
     assert of_file["phases"]["train"]["optimizer"] == 8 * of_file["num_trained"] + 4 * num_matrices
+
+
+def with_frozen(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 50), nn.Linear(50, num_outputs))
+    model[1].requires_grad_(False)
+    return model
+
+
+def test_frozen_parameters_are_counted_as_such() -> None:
+    digits = ("--set", f"model.name={__name__}:with_frozen", "--set", "client.optimizer.name=adam")
+    trained, frozen = 50 * 10 + 10, 64 * 50 + 50
+    assert f"{trained:,} trainable parameters and {frozen:,} frozen ones" in said(*digits)
+    found = json.loads(said(*digits, "--json"))
+    assert (found["num_parameters"], found["num_frozen"]) == (trained + frozen, frozen)
+    assert found["num_trained"] == trained
 
 
 def test_the_table_names_the_phase_of_the_peak_and_what_fits(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_shared_memory_counts_once_in_what_processes_take_together() -> None:
     parts = {"program": 10, "shared": 5}
     phases = (Phase.of("build", {"program": 12}), Phase.of("train", parts))
     processes = (Process(name=SERVER, phases=(Phase.of("train", parts),)), Process(name=RANK, phases=phases, count=3))
-    found = Account(title="", num_parameters=1, num_trained=1, processes=processes)
+    found = Account(title="", num_parameters=1, num_frozen=0, num_trained=1, processes=processes)
     assert processes[1].peak.name == "train" and found.peak_bytes == 15 + 3 * 12
 
 
