@@ -25,6 +25,7 @@ from fedsign.storage.checkpoints import load_latest, load_model
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.rounds import RoundLoop
+from tests.contract.small_runs import lines, played
 
 
 class Frozen(nn.Module):
@@ -63,26 +64,6 @@ def other_build(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     with torch.no_grad():
         model.body.weight.add_(1)
     return model
-
-
-def played(root: Path, model: str, **changes: Any) -> Run:
-    return run(
-        {
-            "rounds": 2,
-            "callbacks": [],
-            "partition": {"num_clients": 4, "alpha": 1.0},
-            "server": {"cohort_size": 3},
-            "client": {"local_steps": 3},
-            "strategy": {"name": "fedavg"},
-            "model": {"name": f"{__name__}:{model}"},
-            "results": {"root": str(root / model)},
-            **changes,
-        }
-    )
-
-
-def lines(done: Run) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (done.path / "rounds.jsonl").read_text().splitlines()]
 
 
 def first(done: Run) -> Tensor:
@@ -124,7 +105,7 @@ SLOW = pytest.mark.slow
     ids=str,
 )
 def test_frozen_parameters_count_and_travel_like_constants(changes: dict[str, Any], tmp_path: Path) -> None:
-    ours, theirs = played(tmp_path, "frozen", **changes), played(tmp_path, "constant", **changes)
+    ours, theirs = played(tmp_path, frozen, **changes), played(tmp_path, constant, **changes)
     assert all(not line["failures"] for line in lines(ours))
     for mine, its in zip(lines(ours), lines(theirs), strict=True):
         mine.pop("privacy_released", None), its.pop("privacy_released", None)
@@ -141,7 +122,7 @@ def test_frozen_parameters_count_and_travel_like_constants(changes: dict[str, An
 @pytest.mark.parametrize("name", ["central", "local"])
 def test_noise_does_not_touch_frozen_parameters(name: str, tmp_path: Path) -> None:
     privacy = {"name": name, "clip_norm": 0.1, "noise_multiplier": 1.0, "delta": 1e-5}
-    done = played(tmp_path, "frozen", privacy=privacy)
+    done = played(tmp_path, frozen, privacy=privacy)
     model = done.model()
     assert torch.equal(first(done), model.get_parameter("body.weight"))
     start = Workload(done.config).make_model()
@@ -208,7 +189,7 @@ def over_messages(root: Path, done: Run, nodes: Workload) -> tuple[list[dict[str
 
 
 def test_messages_leave_frozen_parameters_out_unless_a_node_has_built_others(tmp_path: Path) -> None:
-    done = played(tmp_path, "frozen")
+    done = played(tmp_path, frozen)
     alike, sent = over_messages(tmp_path / "alike", done, Workload(done.config))
     assert alike == lines(done)
     assert len(sent) == 6 and all("body.weight" not in names for names in sent)
@@ -227,8 +208,6 @@ def test_messages_leave_frozen_parameters_out_unless_a_node_has_built_others(tmp
 
 @SLOW
 def test_a_run_with_frozen_parameters_is_the_same_after_a_resume(tmp_path: Path) -> None:
-    whole = played(tmp_path, "frozen")
-    half = played(
-        tmp_path / "half", "frozen", rounds=1, results={"root": str(tmp_path / "half"), "checkpoint_every": 1}
-    )
+    whole = played(tmp_path, frozen)
+    half = played(tmp_path / "half", frozen, rounds=1, results={"root": str(tmp_path / "half"), "checkpoint_every": 1})
     assert lines(run(half.config.replace(rounds=2), resume=half.path)) == lines(whole)

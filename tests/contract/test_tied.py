@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedsign.models.transform import whole_state
 from fedsign.records import Role, roles_of, tensors_of, ties_of
 from fedsign.storage.checkpoints import load_latest, load_model
-from simulations import Run, run
+from tests.contract.small_runs import lines, played
 
 
 class Tied(nn.Module):
@@ -49,26 +49,6 @@ def once(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return Once(num_outputs)
 
 
-def played(root: Path, model: str, **changes: Any) -> Run:
-    return run(
-        {
-            "rounds": 2,
-            "callbacks": [],
-            "partition": {"num_clients": 4, "alpha": 1.0},
-            "server": {"cohort_size": 3},
-            "client": {"local_steps": 3},
-            "strategy": {"name": "fedavg"},
-            "model": {"name": f"{__name__}:{model}"},
-            "results": {"root": str(root / model)},
-            **changes,
-        }
-    )
-
-
-def lines(done: Run) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (done.path / "rounds.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -88,7 +68,7 @@ def lines(done: Run) -> list[dict[str, Any]]:
 def test_a_tied_network_trains_travels_and_counts_like_the_same_one_without_a_tie(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    ours, theirs = played(tmp_path, "tied", **changes), played(tmp_path, "once", **changes)
+    ours, theirs = played(tmp_path, tied, **changes), played(tmp_path, once, **changes)
     assert lines(ours) == lines(theirs)
     assert all(not line["failures"] for line in lines(ours))
     one, other = load_latest(ours.folder.checkpoints), load_latest(theirs.folder.checkpoints)
@@ -99,7 +79,7 @@ def test_a_tied_network_trains_travels_and_counts_like_the_same_one_without_a_ti
 
 
 def test_a_tied_model_is_stored_whole_and_loads_with_its_tie(tmp_path: Path) -> None:
-    done = played(tmp_path, "tied")
+    done = played(tmp_path, tied)
     stored, plain = load_model(done.path / "model.safetensors"), Tied(10)
     plain.load_state_dict(stored)  # strict: a file for others lists every name
     assert torch.equal(plain.b.weight, done.model().a.weight)

@@ -23,16 +23,9 @@ from fedsign.traits import StrategyTraits
 from simulations import run
 from simulations.comparison.plan import make_plan
 from simulations.comparison.request import Request
+from tests.tuning.test_tune import TINY
 from tests.unit.report_samples import a_comparison
 
-TINY: dict[str, Any] = {
-    "rounds": 2,
-    "callbacks": [],
-    "partition": {"num_clients": 4, "alpha": 1.0},
-    "client": {"local_epochs": 1},
-    "server": {"cohort_size": 2},
-    "model": {"hidden": [8]},
-}
 SPECIAL = {
     name: special for name in KINDS["strategy"].table if (special := StrategyTraits.of(name).special_case) is not None
 }

@@ -35,22 +35,20 @@ def dirichlet(
     train: AnySamples,
     num_clients: int,
     rng: np.random.Generator,
+    is_prefix: bool = False,
+    /,
     *,
     alpha: Concentration = 0.1,
     min_partition_size: AtLeastOne = 4,
 ) -> Split:
-    """Partition by class.
+    """Partition by class; `is_prefix` is no setting, but how `fedsign.data.partition.prefix` cuts.
 
     Raises:
         DataError: too few samples for that many clients, or the targets are not classes.
     """
-    return deal(by_class(train, "dirichlet"), num_clients, alpha, min_partition_size, rng)
-
-
-def by_class(train: AnySamples, name: str) -> list[IntArray]:
-    """The samples of each class; raises DataError if the targets are not classes."""
-    labels = class_labels(train, name=name)
-    return [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    labels = class_labels(train, name="dirichlet_prefix" if is_prefix else "dirichlet")
+    groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    return deal(groups, num_clients, alpha, min_partition_size, rng, is_prefix=is_prefix)
 
 
 def deal(

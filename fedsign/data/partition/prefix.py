@@ -5,35 +5,22 @@ nearly all of them, while the first client gets the least.  Use it to compare wi
 those of FedSign up to 0.2; `dirichlet` and `quantity` have the same settings and shares.
 """
 
-from dataclasses import replace
+from functools import wraps
+from typing import Any
 
 import numpy as np
 
 from fedsign.data.base import AnySamples
-from fedsign.data.partition.base import AtLeastOne, Concentration, Split
-from fedsign.data.partition.dirichlet import by_class, deal
+from fedsign.data.partition.base import Split
+from fedsign.data.partition.dirichlet import dirichlet
+from fedsign.data.partition.quantity import quantity
 
 
-def dirichlet_prefix(
-    train: AnySamples,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: Concentration = 0.1,
-    min_partition_size: AtLeastOne = 4,
-) -> Split:
-    """Partition by class; see `dirichlet`."""
-    return deal(by_class(train, "dirichlet_prefix"), num_clients, alpha, min_partition_size, rng, is_prefix=True)
+@wraps(dirichlet)  # the same settings
+def dirichlet_prefix(train: AnySamples, num_clients: int, rng: np.random.Generator, **settings: Any) -> Split:
+    return dirichlet(train, num_clients, rng, True, **settings)
 
 
-def quantity_prefix(
-    train: AnySamples,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: Concentration = 0.5,
-    min_partition_size: AtLeastOne = 4,
-) -> Split:
-    """Partition shuffled samples into parts of very different sizes; see `quantity`."""
-    split = deal([np.arange(len(train))], num_clients, alpha, min_partition_size, rng, is_prefix=True)
-    return replace(split, moved_label_distance=None)
+@wraps(quantity)
+def quantity_prefix(train: AnySamples, num_clients: int, rng: np.random.Generator, **settings: Any) -> Split:
+    return quantity(train, num_clients, rng, True, **settings)

@@ -19,14 +19,16 @@ def quantity(
     train: AnySamples,
     num_clients: int,
     rng: np.random.Generator,
+    is_prefix: bool = False,
+    /,
     *,
     alpha: Concentration = 0.5,
     min_partition_size: AtLeastOne = 4,
 ) -> Split:
-    """Partition shuffled samples into parts of very different sizes.
+    """Partition shuffled samples into parts of very different sizes; for `is_prefix`, see `dirichlet`.
 
     Raises:
         DataError: too few samples for that many clients.
     """
-    split = deal([np.arange(len(train))], num_clients, alpha, min_partition_size, rng)
+    split = deal([np.arange(len(train))], num_clients, alpha, min_partition_size, rng, is_prefix=is_prefix)
     return replace(split, moved_label_distance=None)
