@@ -9,7 +9,8 @@ import difflib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
@@ -176,11 +177,22 @@ def _checked(
     try:
         checked = model.model_validate(dict(settings))
     except ValidationError as error:
-        raise config_error(error, model, given=settings, **where) from None
+        others = partial(_of_others, kind, name, where["section"])
+        raise config_error(error, model, given=settings, others=others, **where) from None
     except Exception as error:  # a bound that does not fit its type, or a custom validator
         raise error_in(kind, name, error, factory) from error
     named = zip(_fields(model), model.model_fields, strict=True)
     return factory, {key: getattr(checked, field) for key, field in named} | (checked.model_extra or {})
+
+
+def _of_others(kind: str, name: str, section: str, key: str) -> str:
+    """A hint where other components of the kind have a setting that this one lacks."""
+    having = []
+    for other in KINDS[kind].table:
+        with suppress(FedSignError):  # what it imports is not installed
+            having += [other] if key in names_of(kind, other) else []
+    named = " or ".join(filter(None, (", ".join(having[:-1]), *having[-1:])))
+    return f" It needs {section}.name={named}; {section}.name is {name}." if having else ""
 
 
 def config_error(
@@ -191,6 +203,7 @@ def config_error(
     section: str,
     fixed: Iterable[str] = (),
     elsewhere: Callable[[], Iterable[str]] = lambda: (),
+    others: Callable[[str], str] = lambda key: "",
 ) -> ConfigError:
     """All unknown keys; without any, the first problem of a validation, with its remedy."""
     problems = error.errors(include_url=False)
@@ -199,8 +212,8 @@ def config_error(
         if problem["type"] == "extra_forbidden":
             table = _table_at(model, problem["loc"][:-1])
             known = [*fixed, *_fields(table)] if table else []
-            hint = suggest(str(problem["loc"][-1]), known, elsewhere())
-            path = _path(problem, given)
+            path, key = _path(problem, given), str(problem["loc"][-1])
+            hint = (others(key) if path == key else "") or suggest(key, known, elsewhere())
             hints[f"{section}.{path}" if section else path] = hint or f" Known here: {', '.join(known) or 'none'}."
     return UnknownKeysError(hints) if hints else ConfigError(_sentence(problems, model, given, section))
 

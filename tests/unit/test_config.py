@@ -234,6 +234,9 @@ def test_a_leaf_from_which_nothing_would_follow_is_refused(path: str) -> None:
         ("client.optimizer.momentun=0.5", "'client.optimizer.momentun'. Did you mean 'momentum'?"),
         ("strategy.weigting=uniform", "'strategy.weigting'. Did you mean 'weighting'?"),
         ("partition.num_client=5", "'partition.num_client'. Did you mean 'num_clients'?"),
+        ("strategy.gamma=1", "'strategy.gamma'. It needs strategy.name=fedsign; strategy.name is fedavg."),
+        ("strategy.mu=1", "'strategy.mu'. It needs strategy.name=fedprox or moon; strategy.name is fedavg."),
+        ("model.channels=[4]", "It needs model.name=cnn, mcmahan_cnn, niid_cnn or pfl_cnn; model.name is mlp."),
         ("engine.thread=2", "'engine.thread'. Did you mean 'threads'?"),
         ("strategy.name=fedsing", "strategy 'fedsing' is not known. Did you mean 'fedsign'? Expected one of"),
         ("client.optimizer.name=sdg", "Did you mean 'sgd'?"),
@@ -242,7 +245,9 @@ def test_a_leaf_from_which_nothing_would_follow_is_refused(path: str) -> None:
         ('callbacks=["progres"]', "Did you mean 'progress'?"),
     ],
 )
-def test_a_misspelt_name_is_answered_with_the_nearest(override: str, expected: str) -> None:
+def test_an_unknown_name_is_answered_with_the_component_that_has_it_or_the_nearest(
+    override: str, expected: str
+) -> None:
     assert expected in sentence_of(override)
 
 
