@@ -2,8 +2,8 @@
 
 [Note: columns] A text column becomes one feature per distinct text of the training rows, in sorted order: 1 where a row
 has that text.  A text that only test rows have gives zeros.  A target of texts, booleans or integers is a class, in
-sorted order of the training rows' values; other targets are real numbers (`target_type` overrides this).  Missing
-values are an error, as only the user knows how to fill them.
+sorted order of the training rows' texts, or of all rows' numbers; other targets are real numbers (`target_type`
+overrides this).  Missing values are an error, as only the user knows how to fill them.
 
 Default normalization: numbers are scaled to mean 0 and standard deviation 1 over the training rows that remain after
 the validation split; one-hot features and booleans are not scaled.  A real target is not scaled unless `scale_target`
@@ -410,8 +410,9 @@ def _targets(
             f"the target '{train.name}' holds numbers with {what[0]}, such as '{given[0][0]}', each of which would "
             f"be a class; {what[1]}."
         )
-    # np.unique sorts, which searchsorted below relies on
-    known, labels = np.unique(given[0], return_inverse=True)
+    has_texts = not {kind, kind_of(test)} <= {"whole", "bool", "real"}
+    # a number of test rows alone is a class, as in [Note: labels]; a text is more likely misspelled
+    known = np.unique(given[0] if has_texts else np.concatenate(given))  # sorted, on which searchsorted relies
     unknown = sorted(set(given[1].tolist()) - set(known.tolist()), key=str)
     if unknown:
         raise DataError(
@@ -420,11 +421,8 @@ def _targets(
             "data.target_type=number --set task=regression --set 'metrics=[\"rmse\"]'."
             f"{nearest(str(unknown[0]), map(str, known.tolist())) if kind == 'text' else ''}"
         )
-    found = (
-        torch.from_numpy(labels.astype(np.int64)),
-        torch.from_numpy(np.searchsorted(known, given[1]).astype(np.int64)),
-    )
-    return found, tuple(str(value) for value in known.tolist())
+    labels = [torch.from_numpy(np.searchsorted(known, part).astype(np.int64)) for part in given]
+    return (labels[0], labels[1]), tuple(str(value) for value in known.tolist())
 
 
 def _among(column: "pd.Series[Any]", class_names: tuple[str, ...], path: str) -> Tensor:

@@ -2,7 +2,8 @@
 
 [Note: labels] Integers, texts, booleans, and one-hot rows are classes.  Texts are numbered in the order of the class
 names, or sorted.  Without names, integers from 0 are their own class; labels from 1 on, or of -1 and 1, are numbered in
-sorted order.  A column [n, 1] is [n].  Integers of other shapes are several labels, or masks (`fedsign.data.target`).
+sorted order.  An integer that only test samples have counts as a class, of which the doctor warns; such a text is
+refused.  A column [n, 1] is [n].  Integers of other shapes are several labels, or masks (`fedsign.data.target`).
 """
 
 import math
@@ -132,7 +133,7 @@ def _of_integers(
         return Targets(train=train, test=test, class_names=class_names or _numbers(both, where), read_as=tuple(read_as))
     if class_names:
         return Targets(train=train, test=test, class_names=class_names, read_as=tuple(read_as))
-    known = both.unique()  # the doctor warns of classes that only test samples have
+    known = both.unique()
     if known[0] < 1 and known.tolist() != [-1, 1]:
         return Targets(train=train, test=test, class_names=_numbers(known, where), read_as=tuple(read_as))
     names = tuple(map(str, known.tolist()))

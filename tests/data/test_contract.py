@@ -201,6 +201,19 @@ def test_labels_of_any_type_are_the_same_classes(kind: str) -> None:
     assert ("a" in data.class_names) == (kind in ("arrays", "objects") or "text" in kind or kind == "np.str_")
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("kind", ["tensors", "items", "dictionaries"])
+def test_an_integer_of_test_samples_only_is_a_class(kind: str, first: int) -> None:
+    labels = LABELS + first
+    labels[CUT] = first + 3
+    data: Any = pair(X, labels) if kind == "tensors" else items(labels)
+    if kind == "dictionaries":
+        data = tuple(Items([{"x": x, "label": int(y)} for x, y in part.items]) for part in data)
+    found = read(data)
+    assert found.class_names == tuple(str(first + label) for label in range(4))
+    assert found.test.targets[0] == 3 and torch.equal(found.train.targets, LABELS[:CUT])
+
+
 def test_rows_with_no_1_or_two_are_several_labels_and_not_one_hot() -> None:
     for change in ([0, 0, 0], [1, 1, 0]):
         y = torch.eye(3, dtype=torch.int64)[LABELS]

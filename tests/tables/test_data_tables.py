@@ -211,10 +211,28 @@ def test_what_cannot_be_trained_on_is_a_sentence(
 
 
 @BOTH
-def test_a_class_of_test_rows_only_is_refused(tmp_path: Path, read: Callable[..., Dataset], write: Write) -> None:
+def test_a_text_of_test_rows_only_is_no_class(tmp_path: Path, read: Callable[..., Dataset], write: Write) -> None:
     test = write(tmp_path, {**TEST, "ill": ["no", "perhaps"]})
     with pytest.raises(DataError, match="class 'perhaps' in the test rows only"):
         read(0, path=write(tmp_path, TRAIN), test_path=test, target="ill")
+
+
+@pytest.mark.parametrize("read", [csv, parquet, npz])
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_integer_of_test_samples_only_is_a_class_in_every_file(
+    tmp_path: Path, read: Callable[..., Dataset], first: int
+) -> None:
+    train, test = [first + label % 3 for label in range(9)], [first + 3, first]
+    if read is npz:
+        path, others = tmp_path / "both.npz", {}
+        np.savez(path, x_train=np.eye(9), y_train=train, x_test=np.eye(9)[:2], y_test=test)
+    else:
+        write = write_csv if read is csv else write_parquet
+        path, last = (write(tmp_path, {"x": [*range(len(labels))], "target": labels}) for labels in (train, test))
+        others = {"test_path": last}
+    data = read(0, path=str(path), **others)
+    assert data.class_names == tuple(str(first + label) for label in range(4))
+    assert data.train.targets.tolist() == [label % 3 for label in range(9)] and data.test.targets.tolist() == [3, 0]
 
 
 @BOTH
