@@ -6,7 +6,8 @@ command line: 2 for a mistake that the user can correct before a run, 1 for a ru
 
 import difflib
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 _NO_MEMORY = (  # what torch, CUDA, C++, and the loader of libraries say
     "out of memory",
@@ -134,6 +135,17 @@ def shortage_of(error: BaseException) -> MemoryShortageError | None:
             )
         found = found.__cause__
     return found
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise a shortage of memory as the error that says what to do; also a decorator."""
+    try:
+        yield
+    except Exception as error:
+        if (shortage := shortage_of(error)) and shortage is not error:
+            raise shortage from error
+        raise
 
 
 def nearest(given: str, candidates: Iterable[str]) -> str:

@@ -30,7 +30,7 @@ from fedsign import plugins
 from fedsign._version import __version__
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
-from fedsign.errors import ConfigError, DataError, FedSignError, ResultsError
+from fedsign.errors import ConfigError, DataError, FedSignError, ResultsError, memory_errors, shortage_of
 from fedsign.extensions import extensions
 from fedsign.former_names import current_tree
 from fedsign.models.transform import whole_state
@@ -130,6 +130,7 @@ def load_run(path: str | Path) -> Run:
     return Run(finding.open_run(Path(path)))
 
 
+@memory_errors()
 def run(
     experiment: ExperimentConfig | Mapping[str, Any] | None = None,
     *,
@@ -224,6 +225,7 @@ def _execute(workload: Workload, engine: Engine, folder: RunFolder, callbacks: l
 
 
 def _failed(error: BaseException) -> Record:
+    error = shortage_of(error) or error
     if isinstance(error, FedSignError):
         return {"status": "failed", "error": str(error)}
     if isinstance(error, Exception):

@@ -18,7 +18,7 @@ from fedsign.comparison.report import write_comparison
 from fedsign.comparison.summary import Cell, Plan
 from fedsign.comparison.tuning import validation_value
 from fedsign.config import ExperimentConfig
-from fedsign.errors import ConfigError, ResultsError
+from fedsign.errors import ConfigError, ResultsError, memory_errors
 from fedsign.storage.disk import disk_errors
 from fedsign.traits import EngineTraits
 from fedsign.workload import Workload
@@ -172,6 +172,7 @@ def folder_of(name: str) -> Path:
     return Path("comparisons") / name
 
 
+@memory_errors()
 def run_plan(
     comparison: Comparison,
     make: MakePlan,

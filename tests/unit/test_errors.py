@@ -3,13 +3,18 @@
 import errno
 import mmap
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedsign.data.base import Dataset
 from fedsign.errors import DataError, MemoryShortageError, ReplyError, shortage_of
 from fedsign.records import failure_of
+from simulations import compare, load_run, run
+from simulations.callbacks.base import Callback
 
 PETABYTE = 2**50
 
@@ -65,3 +70,27 @@ def test_a_shortage_of_memory_is_one_sentence_with_a_remedy(whose: str) -> None:
 )
 def test_other_errors_are_none(error: Exception) -> None:
     assert shortage_of(error) is None
+
+
+def huge(seed: int) -> Dataset:
+    return np.empty(PETABYTE)  # type: ignore[return-value]
+
+
+class Greedy(Callback):
+    """Asks for too much once a round has ended."""
+
+    def on_round(self, record: Any) -> None:
+        bytearray(PETABYTE)
+
+
+def test_python_raises_a_shortage_of_memory_as_the_sentence_of_the_command(tmp_path: Path) -> None:
+    said = "'fedsign estimate memory' says"
+    with pytest.raises(MemoryShortageError, match=said):
+        run({"data": {"name": f"{__name__}:huge"}, "results": {"root": str(tmp_path)}})
+    with pytest.raises(MemoryShortageError, match=said):
+        compare({"data": {"name": f"{__name__}:huge"}}, seeds=1, out=tmp_path / "compared")
+    small = {"rounds": 1, "callbacks": [], "model": {"name": "linear"}, "results": {"root": str(tmp_path)}}
+    with pytest.raises(MemoryShortageError, match=said) as caught:
+        run(small, callbacks=[Greedy()])
+    (path,) = tmp_path.glob("*/*/outcome.json")
+    assert load_run(path.parent).outcome["error"] == str(caught.value)
