@@ -85,7 +85,7 @@ class IncompleteModelError(FedSignError):
 class OtherBuildError(IncompleteModelError):
     """A client's own build of the model has other frozen tensors than the server's; the server sends them from then on.
 
-    For example, the file of `model.start` is missing at its site.
+    For example, the file of `model.start` is missing at its site, which builds the model without.
     """
 
 

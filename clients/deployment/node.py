@@ -41,6 +41,7 @@ from fedsign.errors import ConfigError
 from fedsign.flower.evaluation import EVALUATE, answered
 from fedsign.flower.shims import PARTITION_KEY
 from fedsign.records import Failure
+from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
 
 TOKENIZER_KEY = "tokenizer"  # in the roll call's question: the fingerprint of the server's tokenizer
@@ -144,6 +145,11 @@ def workload_of(experiment: str, partitions: tuple[int, ...], own: tuple[tuple[s
             changes = {f"{table.section}.{key}": False for key in table.consents} | changes
     if given.get(settings.DEVICE_KEY):
         changes["engine.device"] = given[settings.DEVICE_KEY]
+    start, optimizer = config.model.start, OptimizerTraits.of(config.client.optimizer.name)
+    # adapters stand on a base that every process builds, and that is never sent
+    if start and not Path(start).exists() and optimizer.adapt_model is None:
+        _log.warning("model.start=%s is not here; the server sends all weights, frozen ones too.", start)
+        changes["model.start"] = ""
     root = str(given.get(settings.ROOT_KEY, ""))
     here = None
     if sites.lies_at_nodes(config):

@@ -10,7 +10,7 @@ from torch import nn
 from simulations import Run, run
 
 
-def played(root: Path, model: Callable[..., nn.Module], **changes: Any) -> Run:
+def played(root: Path, model: Callable[..., nn.Module], /, **changes: Any) -> Run:
     return run(
         {
             "rounds": 2,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from clients.middleware import OwnBuild, with_middleware
@@ -204,6 +205,30 @@ def test_messages_leave_frozen_parameters_out_unless_a_node_has_built_others(tmp
         assert not other["failures"]
         assert {**line, "bytes_down": 0, "chain": ""} == {**other, "bytes_down": 0, "chain": ""}
     assert others[1]["bytes_down"] - alike[1]["bytes_down"] == again * 4 * 64 * 50
+
+
+@pytest.mark.needs("deployment", "partial")
+def test_a_node_without_the_file_of_model_start_is_sent_the_frozen_parameters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from clients.deployment.node import workload_of
+
+    start, elsewhere = tmp_path / "start.safetensors", tmp_path / "elsewhere.safetensors"
+    save_file({name: tensor + 0.1 for name, tensor in tensors_of(Frozen(10)).items()}, start)
+    done = played(tmp_path, frozen, model={"name": f"{__name__}:frozen", "start": str(start)})
+    served = done.model().get_parameter("body.weight")
+    start.rename(elsewhere)
+    nodes = workload_of(done.folder.config_toml, (0, 1, 2, 3), ())
+    with_lora = done.config.replace(**{"client.optimizer": {"name": "lora"}}).to_toml()
+    assert workload_of(with_lora, (0,), ()).config.model.start == str(start)  # whose base is never sent
+    assert not torch.equal(served, nodes.make_model().get_parameter("body.weight"))
+    elsewhere.rename(start)
+    others, sent = over_messages(tmp_path / "others", done, nodes)
+    assert f"model.start={start} is not here; the server sends all weights" in caplog.text
+    assert sum("body.weight" in names for names in sent) == 6
+    for line, other in zip(lines(done), others, strict=True):
+        assert not other["failures"]
+        assert {**line, "bytes_down": 0, "chain": ""} == {**other, "bytes_down": 0, "chain": ""}
 
 
 @SLOW
