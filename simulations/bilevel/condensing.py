@@ -22,8 +22,9 @@ from fedsign.errors import ResultsError, ResumeError
 from fedsign.storage.checkpoints import load_tensors, save_model
 from fedsign.storage.digests import BLANK, chain_of, chained, check_seal, sealed
 from fedsign.storage.disk import exclusive, write_text
+from fedsign.storage.owned import check_writable
 from fedsign.storage.results import read_records
-from simulations.bilevel.page import write_page
+from simulations.bilevel.page import FILES, write_page
 from simulations.progress import display
 
 Record = dict[str, Any]
@@ -83,6 +84,7 @@ def _go_on(
     condensation: Condensation, progress: Progress, folder: Path, records: list[Record], timings: list[Record]
 ) -> tuple[list[Record], list[Path]]:
     config = condensation.config
+    check_writable(folder, *FILES)
     with display(config.num_steps, start=progress.step, unit="step", first=f"condensation {folder}") as shown:
         accuracy = next(record["accuracy"] for record in reversed(records) if "accuracy" in record)
         while progress.step < config.num_steps:

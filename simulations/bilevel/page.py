@@ -16,9 +16,10 @@ from fedsign.report.chart import Chart, Series
 from fedsign.report.run_charts import line_chart
 from fedsign.report.template import render
 from fedsign.report.wording import NARROW_SPACE
-from fedsign.storage.disk import replace_file, write_text
+from fedsign.storage.owned import writing
 from simulations.api import environment
 
+FILES = ("condensation.html", "images.png", "start.png")
 _LARGEST_SIDE = 112  # of an image on the page, in pixels
 _LARGEST_OF_MANY = 56  # if a class has more than one
 _GAP = 1  # between the images of a sheet, in their own pixels
@@ -37,14 +38,9 @@ def write_page(
     """Write the page and the images [k, c, h, w] as PNG sheets, a column per class; `records`: a record per step.
 
     Raises:
-        ResultsError: the folder cannot be written.
+        ResultsError: the folder cannot be written, or a file of such a name is not FedSign's.
     """
     config, dataset, network = condensation.config, condensation.dataset, condensation.config.network
-    written = [folder / "condensation.html"]
-    for name, images in (("images", after), ("start", before)):
-        written.append(folder / f"{name}.png")
-        drawn = sheet(images, num_classes=len(dataset.class_names))
-        replace_file(written[-1], lambda partial, drawn=drawn: drawn.save(partial, format="PNG"))  # type: ignore[misc]
     rows = []
     for label, name in enumerate(dataset.class_names):
         chosen = (condensation.labels == label).nonzero().flatten().tolist()
@@ -73,8 +69,11 @@ def write_page(
         config_toml=config.to_toml(),
         environment={key: str(value) for key, value in environment().items()},
     )
-    write_text(written[0], page)
-    return written
+    with writing(folder, "condensation") as staged:
+        (staged / FILES[0]).write_text(page, encoding="utf-8")
+        for name, images in zip(FILES[1:], (after, before), strict=True):
+            sheet(images, num_classes=len(dataset.class_names)).save(staged / name)
+    return [folder / name for name in FILES]
 
 
 def charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:

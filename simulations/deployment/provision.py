@@ -10,7 +10,7 @@ from fedsign.errors import ConfigError
 from simulations.deployment import membership
 from simulations.deployment.federation import FILE, Federation, check_bind, check_host
 from simulations.deployment.keys import Certified, issue, make_authority, make_key, read_public
-from simulations.deployment.startup_kits import KEY_FILE, write_kit, write_server
+from simulations.deployment.startup_kits import KEY_FILE, check_kit, write_kit, write_server
 
 
 def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, lifetime: dt.timedelta) -> Federation:
@@ -59,6 +59,7 @@ def add_site(
 ) -> Federation:
     """Add a site and its kit. `public_key`: the file that the site sent, or None to generate a key in the kit."""
     federation.with_site(name, public_key="")  # refuses a used name before a key is generated
+    check_kit(federation.kit(name))
     key = _public_key(federation, name, public_key)
     grown = federation.with_site(name, public_key=key, max_examples=max_examples)
     grown.write()

@@ -6,7 +6,7 @@ one itself.
 
 import tarfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from clients.deployment.settings import SiteTable, node_keys, site_tables
 from fedsign.errors import ConfigError
+from fedsign.storage.owned import check_writable, writing
 from fedsign.storage.texts import read_marked
 from simulations.deployment.federation import Federation, Site, with_port
 
@@ -126,10 +127,16 @@ def _table_of(table: SiteTable, given: Mapping[str, Any], path: Path) -> dict[st
     return {**given, **{key: str((path.parent / file).resolve()) for key, file in files.items()}}
 
 
+def check_kit(kit: Path) -> None:
+    """Raise ResultsError if a kit would replace files that are not FedSign's; a key may be there."""
+    check_writable(kit, "*.*")
+    check_writable(kit.parent, _archive(kit).name)
+
+
 def write_kit(federation: Federation, site: Site, *, data_root: str, device: str) -> None:
     """Fill a site's folder, which may hold its key already, and pack it."""
-    kit = federation.kit(site.name)
-    kit.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = federation.kit(site.name)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     own = tomli_w.dumps({"data_root": data_root, "device": device})
     facts = {
         "name": federation.name,
@@ -141,17 +148,22 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
         "versions": dict(federation.versions),
     }
     given = tomli_w.dumps({"federation": facts})
-    _write(kit / SITE_FILE, "site.toml", mine=own, theirs=given)
-    if not federation.insecure:
-        (kit / AUTHORITY_FILE).write_bytes(federation.authority.read_bytes())
-        (kit / PUBLIC_FILE).write_text(f"{site.public_key} {site.name}\n", encoding="utf-8")
-    description = f"SuperNode of {site.name} in the federation {federation.name}"
-    _write_programs(kit, description, unit=f"fedsign-{site.name}", remote_folder=site.name)
-    # no index offers a local version such as 2.5.0+cpu
-    versions = {name: text.partition("+")[0] for name, text in federation.versions.items()}
-    has_key = (kit / KEY_FILE).exists()
-    _write(kit / "README.md", "site.md", site=site.name, federation=federation, has_key=has_key, versions=versions)
-    _pack(kit)
+    with writing(folder.parent, site.name) as staged:
+        kit = staged / site.name
+        kit.mkdir()
+        _write(kit / SITE_FILE, "site.toml", mine=own, theirs=given)
+        if not federation.insecure:
+            (kit / AUTHORITY_FILE).write_bytes(federation.authority.read_bytes())
+            (kit / PUBLIC_FILE).write_text(f"{site.public_key} {site.name}\n", encoding="utf-8")
+        description = f"SuperNode of {site.name} in the federation {federation.name}"
+        _write_programs(kit, description, unit=f"fedsign-{site.name}", remote_folder=site.name)
+        # no index offers a local version such as 2.5.0+cpu
+        versions = {name: text.partition("+")[0] for name, text in federation.versions.items()}
+        keys = [*folder.glob(KEY_FILE)]
+        _write(
+            kit / "README.md", "site.md", site=site.name, federation=federation, has_key=bool(keys), versions=versions
+        )
+        _pack(kit, keys)
 
 
 def write_server(federation: Federation) -> None:
@@ -181,16 +193,17 @@ def _write(path: Path, template: str, **values: Any) -> None:
     path.write_text(environment.get_template(f"{template}.jinja").render(values), encoding="utf-8")
 
 
-def _pack(kit: Path) -> None:
+def _archive(kit: Path) -> Path:
+    return kit.with_name(kit.name + ".tar.gz")
+
+
+def _pack(kit: Path, keys: Sequence[Path]) -> None:
     """Pack the kit. Only the owner can read it, since it may hold a key."""
-    archive = kit.with_name(kit.name + ".tar.gz")
-    # both: touch sets the mode before any content, chmod that of an existing archive
-    archive.touch(mode=0o600)
-    archive.chmod(0o600)
+    archive = _archive(kit)
+    archive.touch(mode=0o600)  # before any content
     with tarfile.open(archive, "w:gz") as tar:
-        for path in sorted(kit.iterdir()):
-            if path.is_file():  # without leftovers of a trial: logs, Flower's home
-                tar.add(path, arcname=f"{kit.name}/{path.name}", filter=_nobodys)
+        for path in sorted([*kit.iterdir(), *keys], key=lambda path: path.name):
+            tar.add(path, arcname=f"{kit.name}/{path.name}", filter=_nobodys)
 
 
 def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -16,6 +16,7 @@ from fedsign.bilevel.condense import Condensation, Progress
 from fedsign.bilevel.settings import from_dict, load
 from fedsign.errors import ResultsError
 from simulations.bilevel.condensing import condense, resume
+from simulations.bilevel.page import FILES
 from tests.e2e.command import fedsign, settings
 
 SMALL = settings(
@@ -75,6 +76,13 @@ def test_a_resumed_condensation_ends_in_the_same_images(tmp_path: Path, monkeypa
         (tmp_path / "cut" / name).write_bytes(flipped)
         with pytest.raises(ResultsError, match="cannot be read"):
             resume(tmp_path / "cut")
+        (tmp_path / "cut" / name).write_bytes(content)
+    for name in FILES:  # of the page; files of the user, since they are not as they were written
+        content = (tmp_path / "cut" / name).read_bytes()
+        (tmp_path / "cut" / name).write_text("mine")
+        with pytest.raises(ResultsError, match=f"{name} was changed since"):
+            resume(tmp_path / "cut")
+        assert (tmp_path / "cut" / name).read_text() == "mine"
         (tmp_path / "cut" / name).write_bytes(content)
 
 

@@ -29,7 +29,7 @@ from flwr.common.config import parse_config_args
 from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, ResultsError
 from simulations.deployment import check, keys, membership, provision, start
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import Gate, may_pass
@@ -98,6 +98,20 @@ def test_no_kit_and_no_archive_holds_a_key_but_the_sites_own(federation: Federat
         found = {name for name, body in bodies.items() if any(body in content for content in contents.values())}
         assert found == own
         assert any(b"PRIVATE KEY" in content for content in contents.values()) == bool(own)
+
+
+@pytest.mark.parametrize("name", ["paris.tar.gz", "paris/README.md", "paris/start.sh"])
+def test_a_kit_replaces_no_file_of_the_user(federation: Federation, name: str) -> None:
+    mine = federation.folder / "kits" / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    before = sorted(federation.folder.rglob("*"))
+    with pytest.raises(ResultsError, match=f"{mine} is not FedSign's"):
+        provision.add_site(federation, "paris", None)
+    assert mine.read_text() == "mine" and sorted(federation.folder.rglob("*")) == before
+    assert open_federation(federation.folder) == federation  # without the site: it can be added again
+    mine.unlink()
+    provision.add_site(federation, "paris", None)
 
 
 def test_keys_are_for_their_owner_alone_also_in_the_archive(federation: Federation) -> None:
