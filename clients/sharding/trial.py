@@ -96,14 +96,6 @@ RULES: tuple[Rule[Experiment], ...] = (
     only("client.optimizer.moments", "drop", "keep", because="is for one process only"),
     _WHOLE_PARAMETERS,
     Rule(
-        lambda experiment: (
-            experiment.objective.has_state
-            and any(not parameter.requires_grad for parameter in experiment.model.parameters())
-        ),
-        "objective '{spec.name}' keeps client state of frozen parameters, of which no rank has masters",
-        "use a strategy without client state, such as strategy.name=fedavg",
-    ),
-    Rule(
         lambda experiment: other_layers(experiment.model)[:1],
         "model.name={config.model.name} has a layer {found[0]}, which would see parts of a batch",
         "use nn.Dropout and nn.BatchNorm",

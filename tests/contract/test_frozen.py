@@ -101,7 +101,12 @@ SLOW = pytest.mark.slow
             marks=pytest.mark.needs("ablation"),
         ),
         pytest.param({"engine": {"workers": 2}}, marks=SLOW),
-        pytest.param({"client": {"local_steps": 3, "sharding": {"ranks": 2}}}, marks=SLOW),
+        *(
+            pytest.param(
+                {"client": {"local_steps": 3, "sharding": {"ranks": 2}}, "strategy": {"name": name}}, marks=SLOW
+            )
+            for name in ("fedavg", "feddyn", "scaffold")
+        ),
     ],
     ids=str,
 )

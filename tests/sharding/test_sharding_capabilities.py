@@ -134,7 +134,6 @@ REASONS = {
     "client.optimizer.moments=reset": "client.optimizer.moments=reset .* use drop or keep",
     "masks that change": "sparsity.name=rigl .* use sparsity.name=static",
     "engine.sparse_products=csr": "engine.sparse_products=csr .* use auto or dense",
-    "feddyn, frozen parameters": "objective 'feddyn' keeps client state of frozen parameters",
     "dropout in pieces": "client.micro_batch=2 .* piece by piece; set it to 0",
     "dropout of channels": "has a layer FeatureAlphaDropout, .* use nn.Dropout",
     "dropout of a function": "draws random numbers that are not nn.Dropout's",
