@@ -177,8 +177,9 @@ class RoundLoop:
                 f"strategy {self._config.strategy.name} made no model of the replies of round {self.round}."
             )
         model = self._checked_model(served, is_served=True)
-        replies = [*self._exchange.traffic.counters.values()]
-        self._served = model | counters.counted(self._config.server.counters, self._served, replies)
+        if replies := [*self._exchange.traffic.counters.values()]:
+            model = model | counters.counted(self._config.server.counters, self._served, replies)
+        self._served = model
         evaluated = strategy.evaluated_model if isinstance(strategy, Strategy) else None
         self._evaluated = self._served if evaluated is None else self._checked_model(evaluated)
         return self._exchange.traffic

@@ -192,9 +192,8 @@ class Exchange:
     ) -> None:
         """Account for accepted replies; `sent` is what was sent in place of the models."""
         traffic, known = self.traffic, set[str]() if self.keeps_counters else self.moved_counters
-        moved = counters.moved(
-            {name: reply.tensors[name] for name in self._buffers if name in reply.tensors and name not in known}, served
-        )
+        buffers = {name: reply.tensors[name] for name in self._buffers if name in reply.tensors and name not in known}
+        moved = counters.moved(buffers, served) if buffers else {}
         self.moved_counters |= moved.keys()
         if self.keeps_counters:
             is_stack = isinstance(reply, CohortReply)
