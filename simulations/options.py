@@ -14,7 +14,7 @@ import typer
 
 from fedsign.errors import ConfigError
 
-ConfigArgument = Annotated[Path | None, typer.Argument(help="TOML file; default: FedSign on digits.")]
+ConfigArgument = Annotated[Path | None, typer.Argument(help="TOML file; default: FedAvg on digits.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, such as client.lr=0.1; repeatable."),

@@ -77,7 +77,7 @@ def learn(
             ),
         ),
     ],
-    config: Annotated[Path | None, typer.Option(help="TOML file; default: FedSign on digits.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file; default: FedAvg on digits.")] = None,
     overrides: SetOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of hypergradient steps.")] = 30,
     rounds: Annotated[
