@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsign.config import ExperimentConfig
-from fedsign.errors import DiskFullError, EngineError, FedSignError, shortage_of
+from fedsign.errors import DiskFullError, EngineError, FedSignError, memory_errors
 from fedsign.former_names import former_tree
 from fedsign.transport.connection import Connection, Message, poll
 from fedsign.transport.process import ChildProcess, close_all
@@ -148,14 +148,13 @@ def answer_all(parent: Connection, run_job: Callable[[Message], None]) -> None:
 def _outcome(request: Message, run_job: Callable[[Message], None]) -> Message:
     """Run a job and return its outcome as a message."""
     try:
-        run_job(request)
+        with memory_errors():
+            run_job(request)
     except DiskFullError as error:
         return {"stop": str(error)}
     except FedSignError as error:
-        return {"failed": str(shortage_of(error) or error)}
+        return {"failed": str(error)}
     except Exception as error:  # a defect of one job must not end the others
-        if shortage := shortage_of(error):
-            return {"failed": str(shortage)}
         logging.getLogger("fedsign").exception("a job failed")
         return {"failed": f"unexpected {type(error).__name__}: {error}"}
     return {"finished": True}
