@@ -6,6 +6,7 @@ from benchmarks.tables import MISSING, Result, measured_on, metrics_of, ms, tabl
 from fedsign.report.wording import figure
 
 _TARGET_S = 1.5  # startup beyond the imports
+_REHEARSAL_TARGET = 1.05  # start-up with a rehearsal relative to one without
 _LISA_TARGET = 0.25  # maximum of LISA's optimizer states and gradients, relative to full fine-tuning
 _SPARSE_TARGET = 1.1  # maximum relative to a dense client's step
 _HYPERGRADIENTS_TARGET = 2.0  # maximum of our step relative to a hand-written one
@@ -38,13 +39,20 @@ def _startup(result: Result) -> str:
         )
         if key in result
     ]
+    share = ""
+    if "rehearsal_ratio" in result:
+        ratio = result["rehearsal_ratio"]
+        share = (
+            f" It takes {ratio['median']:.3f} times as long as without the rehearsal "
+            f"({ratio['lowest']:.3f}-{ratio['highest']:.3f}); at most {_REHEARSAL_TARGET} is meant."
+        )
     return _alone(
         "Start-up",
         "The default experiment, from the start of the command until the line of the first round is on disk; in turn "
         "with a Python that only imports what FedSign takes from torch, Flower and scikit-learn.",
         result,
         table(("", "s", "range"), rows, left=1),
-        f"{beyond['median']:.2f} s, {verdict} the {_TARGET_S} s that it is meant to take.",
+        f"{beyond['median']:.2f} s, {verdict} the {_TARGET_S} s that it is meant to take.{share}",
     )
 
 
