@@ -5,6 +5,7 @@ Look here first when Flower changes; for Ray, see `fedsign.flower.ray_backend`.
 
 import gc
 import logging
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -37,6 +38,16 @@ def ensure_task_identity() -> None:
         TaskIdentity.task_id = 1
         TaskIdentity.run_id = IN_PROCESS_RUN_ID
         TaskIdentity.node_id = SUPERLINK_NODE_ID
+
+
+def leave_global_random_alone() -> None:
+    """Flower's threads draw waiting times from Python's global generator, even while a client draws from it."""
+    from flwr.supercore import heartbeat  # not above: most runs send no heartbeats
+    from flwr.supercore.inflatable import inflatable_utils
+    from flwr.supercore.retry import retry_invoker
+
+    for module in (heartbeat, inflatable_utils, retry_invoker):
+        vars(module)["random"] = random.SystemRandom()
 
 
 def set_message_id(message: Message, message_id: str) -> None:

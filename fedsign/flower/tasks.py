@@ -32,6 +32,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from fedsign.flower.shims import leave_global_random_alone
 from fedsign.records import failure_of
 
 POLL_INTERVAL_S = 0.1
@@ -51,6 +52,7 @@ class Tasks:
     """The tasks of the SuperNode whose Runtime API is at `address`, on this host and without TLS, as in Flower."""
 
     def __init__(self, address: str) -> None:
+        leave_global_random_alone()  # heartbeats are sent while a client trains
         self._address = address
         self._client = self._connect(RuntimeVersionHttpInterceptor(component_name="flower-superexec"))
         self._apps: dict[str, ClientApp] = {}

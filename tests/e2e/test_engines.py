@@ -1,4 +1,8 @@
-"""Four ways to run, the same bits: in process, with workers, Ray actors, SuperNode processes over HTTP."""
+"""Four ways to run, the same bits: in process, with workers, Ray actors, SuperNode processes over HTTP.
+
+All but the how-to's strategy train what an engine could treat in its own way: see `tests/e2e/unusual.py`.  Of three
+clients, two or three share a process.
+"""
 
 import contextlib
 import hashlib
@@ -23,23 +27,28 @@ from tests.e2e.checkpoints import files_of
 from tests.e2e.command import fedsign, settings
 
 ENGINES: dict[str, dict[str, object]] = {
+    "in_process": {},
     "workers": {"engine__workers": 2},
     "ray": {"engine__name": "ray", "engine__init_args__num_cpus": 2},
     "superlink": {"engine__name": "superlink", "engine__num_supernodes": 2},
 }
-WORKERS = pytest.param("workers", marks=pytest.mark.needs("workers"))
-STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign", "scaffold", "anchored:Anchored")  # the last is the user's own
+NEEDS = {"in_process": [], "workers": ["workers"], "ray": ["ray"], "superlink": ["deployment"]}
+OWN = "anchored:Anchored"  # the user's own, whose penalty knows no complex weights
+STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign", "scaffold", OWN)
 PAIRS = [
     pytest.param(strategy, engine, marks=pytest.mark.needs(*needed))
     for engine, needed, strategies in (
+        ("in_process", [], ("feddyn",)),
         ("workers", ["workers"], STRATEGIES),
-        ("superlink", [], ("fedsign", "scaffold", "anchored:Anchored")),  # FedDyn: below, killed
-        ("cluster", ["ray"], ("scaffold", "anchored:Anchored")),
+        ("superlink", [], ("fedsign", "scaffold", OWN)),  # FedDyn: below, killed
+        ("cluster", ["ray"], ("scaffold", OWN)),
     )
     for strategy in strategies
 ]
+PAUSE_S = "UNUSUAL_PAUSE_S"  # for each sample
 NUM_CLIENTS = 3
 ROUNDS = 5
+UNUSUAL = settings(data__name="unusual:data", model__name="unusual:model", server__counters="summed")
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-strategy.md"
 SMALL = settings(
     rounds=ROUNDS,
@@ -51,38 +60,22 @@ SMALL = settings(
 )
 
 
-COUNTING = """
-import torch
-from torch import nn
-
-
-class Counting(nn.Module):
-    def __init__(self, num_outputs):
-        super().__init__()
-        self.register_buffer("steps", torch.tensor(0))
-        self.linear = nn.Linear(64, num_outputs)
-
-    def forward(self, features):
-        if self.training:
-            self.steps += 1
-        return self.linear(features.flatten(1)) * (1 + 1e-3 * self.steps)
-
-
-def counting(input_shape, num_outputs):
-    return Counting(num_outputs)
-"""
-
-
 def own_strategy() -> str:
     """The file that the how-to shows, before the check of its gradient."""
     source, *_ = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), flags=re.DOTALL)
     return str(source)
 
 
+def choice(strategy: str, root: Path, **engine: object) -> list[str]:
+    """The settings of a run."""
+    given = SMALL if strategy == OWN else [*SMALL, *UNUSUAL]
+    return [*given, *settings(strategy__name=strategy, results__root=root, **engine)]
+
+
 def hashes_of_run(folder: Path, strategy: str, **engine: object) -> dict[str, str]:
     """Run it and return the hashes of all that should not depend on the engine."""
     root = folder / f"{strategy.replace(':', '-')}-{uuid.uuid4().hex[:6]}"
-    done = fedsign("run", *SMALL, *settings(strategy__name=strategy, results__root=root, **engine), folder=folder)
+    done = fedsign("run", *choice(strategy, root, **engine), folder=folder)
     assert done.returncode == 0, done.stderr
     (config,) = root.glob("*/*/config.toml")
     return hashes(config.parent)
@@ -105,10 +98,10 @@ def hashes(run: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds nothing but the user's own file."""
+    """A folder that holds nothing but the user's own files."""
     folder = tmp_path_factory.mktemp("user")
+    shutil.copy(Path(__file__).with_name("unusual.py"), folder)
     (folder / "anchored.py").write_text(own_strategy(), encoding="utf-8")
-    (folder / "counting.py").write_text(COUNTING, encoding="utf-8")
     return folder
 
 
@@ -122,46 +115,23 @@ def reference(request: pytest.FixtureRequest, user_folder: Path) -> tuple[str, d
 @pytest.mark.slow
 @pytest.mark.parametrize(("reference", "engine"), PAIRS, indirect=["reference"])
 def test_an_engine_gives_the_bits_of_the_run_in_process(
-    user_folder: Path, reference: tuple[str, dict[str, str]], engine: str, request: pytest.FixtureRequest
+    user_folder: Path,
+    reference: tuple[str, dict[str, str]],
+    engine: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A Ray cluster that is there stays; the app travels to it, the user's own strategy and objective included."""
+    monkeypatch.setenv(PAUSE_S, "0.002")  # or an engine's threads would find no time to disturb a client
     strategy, expected = reference
     has_client_state = any(name.startswith("state of client") for name in expected)
-    assert has_client_state == (strategy in {"feddyn", "scaffold", "anchored:Anchored"})
+    assert has_client_state == (strategy in {"feddyn", "scaffold", OWN})
     if engine == "cluster":
         address = request.getfixturevalue("cluster")
         assert hashes_of_run(user_folder, strategy, engine__name="ray", engine__address=address) == expected
         assert _listens(address)
     else:
         assert hashes_of_run(user_folder, strategy, **ENGINES[engine]) == expected
-
-
-@pytest.mark.engines
-@pytest.mark.slow
-def test_a_counter_counts_the_same_on_every_engine(user_folder: Path) -> None:
-    """The oracle of its value is in tests/contract/test_counters.py."""
-    counting: dict[str, object] = {"model__name": "counting:counting", "server__counters": "summed"}
-    expected = hashes_of_run(user_folder, "fedavg", **counting)
-    for engine in ("ray", "superlink"):
-        assert hashes_of_run(user_folder, "fedavg", **counting, **ENGINES[engine]) == expected
-
-
-@pytest.mark.engines
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", WORKERS])  # a SuperLink: below, killed
-def test_a_run_that_goes_on_in_other_processes_ends_with_the_same_bits(
-    user_folder: Path, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two rounds, then five with the earlier client states: the next process finds what clients keep."""
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # is ignored: a run joins the cluster of engine.address alone
-    root = user_folder / f"resumed-{engine}"
-    choice = settings(strategy__name="feddyn", results__root=root, **ENGINES[engine])
-    begun = fedsign("run", *SMALL, *choice, "--set", "rounds=2", folder=user_folder)
-    assert begun.returncode == 0, begun.stderr
-    (config,) = root.glob("*/*/config.toml")
-    resumed = fedsign("run", "--resume", str(config.parent), "--set", f"rounds={ROUNDS}", folder=user_folder)
-    assert resumed.returncode == 0, resumed.stderr
-    assert hashes(config.parent) == hashes_of_run(user_folder, "feddyn")
 
 
 @pytest.fixture(scope="module")
@@ -212,34 +182,49 @@ def _listens(address: str) -> bool:
 @pytest.mark.needs("ray")
 @pytest.mark.engines
 @pytest.mark.slow
-def test_flowers_own_strategy_gives_the_same_bits_on_ray(user_folder: Path, cluster: str) -> None:
-    there = hashes_of_run(user_folder, "flower_fedavg", engine__name="ray", engine__address=cluster)
-    assert there == hashes_of_run(user_folder, "flower_fedavg")
+@pytest.mark.parametrize("reference", ["flower_fedavg"], indirect=True)
+def test_flowers_own_strategy_gives_the_same_bits_on_ray(
+    user_folder: Path, reference: tuple[str, dict[str, str]], cluster: str
+) -> None:
+    strategy, expected = reference
+    assert hashes_of_run(user_folder, strategy, engine__name="ray", engine__address=cluster) == expected
 
 
 def test_the_strategy_of_the_how_to_fits_on_one_page() -> None:
     assert len(own_strategy().splitlines()) <= 60
 
 
-@pytest.mark.needs("deployment")
 @pytest.mark.engines
 @pytest.mark.slow
-def test_killing_a_run_on_a_superlink_leaves_no_process_and_it_resumes_to_the_same_bits(user_folder: Path) -> None:
-    """kill -9 of the command in the middle of round 2 or 3: Flower's processes end, and the run goes on."""
-    expected = hashes_of_run(user_folder, "feddyn")
-    root = user_folder / "killed"
-    choice = settings(strategy__name="feddyn", engine__name="superlink", results__root=root)
-    command = [sys.executable, "-m", "simulations.cli", "run", *SMALL, *choice]
-    process = subprocess.Popen(command, cwd=user_folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+@pytest.mark.parametrize("reference", ["feddyn"], indirect=True)
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=pytest.mark.needs(*NEEDS[name])) for name in ENGINES])
+def test_a_killed_run_leaves_no_process_and_resumes_to_the_same_bits(
+    user_folder: Path, reference: tuple[str, dict[str, str]], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 of the command in round 2 or later: the engine's processes end, and others find what clients keep."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # is ignored: a run joins the cluster of engine.address alone
+    strategy, expected = reference
+    root = user_folder / f"killed-{engine}"
+    command = [sys.executable, "-m", "simulations.cli", "run", *choice(strategy, root, **ENGINES[engine])]
+    mark = {"TEST_ROOT": str(root), PAUSE_S: "0.003"}
+    with (user_folder / f"killed-{engine}.txt").open("w") as said:
+        process = subprocess.Popen(command, cwd=user_folder, env=os.environ | mark, stdout=said, stderr=said)
     wait_until(lambda: any(path.stat().st_size for path in root.glob("*/*/rounds.jsonl")), timeout_s=240)
-    assert processes_of(root)  # not vacuous: there is something to end
+
+    def processes() -> list[str]:
+        """Without Ray's agents, which end within a minute."""
+        return [each for each in processes_of(root, variable="TEST_ROOT") if "Agent" not in each]
+
+    others = len(processes()) - 1
     process.kill()
     process.wait()
-    wait_until(lambda: not processes_of(root), timeout_s=60)
-    (config,) = root.glob("*/*/config.toml")
-    resumed = fedsign("run", "--resume", str(config.parent), folder=user_folder)
+    (folder,) = [path.parent for path in root.glob("*/*/config.toml")]
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) < ROUNDS
+    assert (others > 0) == (engine != "in_process")  # not vacuous: there is something to end
+    wait_until(lambda: not processes(), timeout_s=60)
+    resumed = fedsign("run", "--resume", str(folder), folder=user_folder)
     assert resumed.returncode == 0, resumed.stderr
-    assert hashes(config.parent) == expected
+    assert hashes(folder) == expected
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float) -> None:
@@ -249,12 +234,12 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float) -> None:
         time.sleep(0.2)
 
 
-def processes_of(root: Path) -> list[str]:
-    """Process ids and command lines of the processes whose Flower home is in `root`: all that the engine started."""
+def processes_of(root: Path, *, variable: str = "FLWR_HOME") -> list[str]:
+    """Process ids and command lines of the processes that have `root` in this environment variable."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if f"FLWR_HOME={root}".encode() in (process / "environ").read_bytes():
+            if f"{variable}={root}".encode() in (process / "environ").read_bytes():
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 found.append(f"{process.name} {command}")
         except OSError:

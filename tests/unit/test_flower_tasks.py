@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from flwr.common.constant import SubStatus
+from flwr.supercore.heartbeat import HeartbeatSender
 
 from fedsign.flower import tasks
 from fedsign.flower.tasks import Task, Tasks
+from fedsign.seeding import Purpose, global_stream
 
 
 @dataclass
@@ -106,3 +108,13 @@ def test_content_that_takes_its_time_is_waited_for_while_there_is_no_other_task(
     Tasks("127.0.0.1:1").run(Task(token="slow", fab_hash="f"))
     assert replies == [pulled[0]]
     assert [given[2] for given in runtime.ended] == [SubStatus.COMPLETED]
+
+
+def test_heartbeats_take_no_number_from_a_client(runtime: Runtime) -> None:
+    """Or whatever draws from `random` while it trains would depend on when they are sent."""
+    Tasks("127.0.0.1:1")
+    with global_stream(0, Purpose.TRAINING) as drawn:
+        heartbeat = HeartbeatSender(lambda: True)
+        heartbeat.start()
+        heartbeat.stop()  # once it has drawn how long to wait for the next one
+        assert drawn() == []

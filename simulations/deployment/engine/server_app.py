@@ -20,7 +20,7 @@ from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY, RUN_KEY
 from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError, shortage_of
-from fedsign.flower.shims import quiet_flower
+from fedsign.flower.shims import leave_global_random_alone, quiet_flower
 from fedsign.flower.superlink_grid import SuperLinkGrid
 from fedsign.storage.results import RunFolder
 from fedsign.transport.process import end_with
@@ -51,6 +51,7 @@ def main(grid: Grid, context: Context) -> None:
     # before anything else: Flower's own threads would keep a ServerApp without SuperLink or command alive
     end_with(os.getppid())
     end_with(int(settings[FOLLOWER_KEY]))
+    leave_global_random_alone()
     os.chdir(settings[WORKING_KEY])
     folder = RunFolder(Path(settings[FOLDER_KEY]))
     # before the check below: a newer submission either finds this process or is seen by it, see `end_server_app`
