@@ -20,7 +20,7 @@ from simulations.entry import COMPLETE
 
 NAME = "startup"
 COMMAND = "from simulations.cli import main; main()"
-WITHOUT_REHEARSAL = f"import simulations.api; simulations.api.rehearse = lambda workload: None; {COMMAND}"
+WITHOUT_REHEARSAL = f"import simulations.api; simulations.api.rehearse = lambda workload: []; {COMMAND}"
 IMPORTS = "import torch, flwr.app, flwr.clientapp, flwr.serverapp, flwr.serverapp.strategy, sklearn.datasets"
 
 
