@@ -304,7 +304,7 @@ def test_an_expired_certificate_is_refused_by_the_server_the_sites_and_the_run(t
     made = fedsign("deploy", "init", "--host", "localhost", "--port", str(free_port()), "--site", "a", folder=tmp_path)
     assert made.returncode == 0, made.stderr
     federation = open_federation(tmp_path / "federation")
-    give_certificate(federation, lifetime=dt.timedelta(seconds=30))
+    give_certificate(federation, lifetime=dt.timedelta(seconds=90))
     with serving(federation):
         left_s = (ends_at(federation.certificate) - dt.datetime.now(dt.UTC)).total_seconds()
         time.sleep(max(0.0, left_s) + 1)
