@@ -187,8 +187,8 @@ def _checked(
 
 def _of_others(kind: str, name: str, section: str, key: str) -> str:
     """A hint where other components of the kind have a setting that this one lacks."""
-    having = []
-    for other in KINDS[kind].table:
+    having: list[str] = []
+    for other in KINDS[kind].table if not any(key in words for words in SYNONYMS.values()) else ():
         with suppress(FedSignError):  # what it imports is not installed
             having += [other] if key in names_of(kind, other) else []
     named = " or ".join(filter(None, (", ".join(having[:-1]), *having[-1:])))

@@ -51,8 +51,9 @@ def test_names_are_lower_case_words(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), ROWS)
 def test_a_rows_settings_are_named_as_its_parameters(kind: str, name: str) -> None:
-    parameters = inspect.signature(resolve(kind, name)).parameters
-    assert plugins.names_of(kind, name) == list(parameters)[KINDS[kind].num_given :]
+    parameters = [*inspect.signature(resolve(kind, name)).parameters.values()][KINDS[kind].num_given :]
+    settings = [each.name for each in parameters if each.kind is not inspect.Parameter.POSITIONAL_ONLY]
+    assert plugins.names_of(kind, name) == settings
 
 
 @pytest.mark.parametrize(

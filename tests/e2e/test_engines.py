@@ -50,6 +50,7 @@ NUM_CLIENTS = 3
 ROUNDS = 5
 UNUSUAL = settings(data__name="unusual:data", model__name="unusual:model", server__counters="summed")
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-strategy.md"
+WORKERS = pytest.param("workers", marks=pytest.mark.needs("workers"))
 SMALL = settings(
     rounds=ROUNDS,
     partition__num_clients=NUM_CLIENTS,
