@@ -68,9 +68,9 @@ def own_strategy() -> str:
 
 
 def choice(strategy: str, root: Path, **engine: object) -> list[str]:
-    """The settings of a run."""
-    given = SMALL if strategy == OWN else [*SMALL, *UNUSUAL]
-    return [*given, *settings(strategy__name=strategy, results__root=root, **engine)]
+    """The settings of a run, of the unusual model where its file is."""
+    has_model = strategy != OWN and (root.parent / "unusual.py").exists()
+    return [*SMALL, *(UNUSUAL if has_model else []), *settings(strategy__name=strategy, results__root=root, **engine)]
 
 
 def hashes_of_run(folder: Path, strategy: str, **engine: object) -> dict[str, str]:
