@@ -18,7 +18,6 @@ def test_silos_fine_tune_a_language_model_that_transformers_loads(name: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # on two busy cores without bf16 instructions
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # of transformers to peft
 @pytest.mark.parametrize("name", ["smollm2-instructions", "smollm2-low-precision"])
 def test_silos_fine_tune_a_pretrained_model(name: str) -> None:

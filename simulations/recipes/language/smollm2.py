@@ -118,7 +118,7 @@ _NULL |= {"export_logits_error": 1.0, "peft_logits_error": 1.0, "export_same_tok
 def smollm2_instructions(quick: bool) -> Metrics:
     """Return losses and costs (quick: two steps of LoRA)."""
     with workspace() as folder:
-        return _measured(_conversations(folder), quick, folder)
+        return _measured(_conversations(folder, quick), quick, folder)
 
 
 @recipe(
@@ -132,7 +132,7 @@ def smollm2_instructions(quick: bool) -> Metrics:
 def smollm2_low_precision(quick: bool) -> Metrics:
     """Return the share of float32's gain that each way keeps (quick: masters, a step of one seed)."""
     with workspace() as folder:
-        make = _maker(_conversations(folder), quick, steps=1 if quick else _STEPS)
+        make = _maker(_conversations(folder, quick), quick, steps=1 if quick else _STEPS)
         ways = {"master": _LOW["master"]} if quick else dict(_LOW)
         if not quick:
             of_bf16 = {"model": {"path": _in_bf16(folder)}}
@@ -171,7 +171,8 @@ def smollm2_plays(quick: bool, where: Where) -> Metrics:
 
 def _maker(data: Mapping[str, Any], quick: bool, *, steps: int) -> Callable[..., dict[str, Any]]:
     base = str(smollm2("peft", *([] if quick else ["bitsandbytes"])))
-    return partial(_experiment, data={**data, "tokenizer": base, "block_length": 128}, base=base, steps=steps)
+    small = {"precision": "float32", "batch_size": 2} if quick else {}  # CPUs without bf16 compute in it for minutes
+    return partial(_experiment, data={**data, "tokenizer": base, "block_length": 128}, base=base, steps=steps, **small)
 
 
 def _measured(data: Mapping[str, Any], quick: bool, folder: Path) -> dict[str, float]:
@@ -262,6 +263,8 @@ def _experiment(
     base: str,
     rounds: int = _ROUNDS,
     steps: int,
+    precision: str = "bf16",
+    batch_size: int = 4,
 ) -> dict[str, Any]:
     optimizer = dict(_METHODS[method][0])
     if method == "lisa":
@@ -272,7 +275,7 @@ def _experiment(
         "task": "language",
         "metrics": ["perplexity"],
         "callbacks": [],
-        "engine": {"device": "auto", "precision": "bf16"},
+        "engine": {"device": "auto", "precision": precision},
         "data": dict(data),
         "partition": {"name": "natural", "num_clients": _NUM_SILOS},
         "server": {"cohort_size": _NUM_SILOS},
@@ -280,7 +283,7 @@ def _experiment(
         "model": {"name": "transformers", "path": base},
         "client": {
             "local_steps": steps,
-            "batch_size": 4,
+            "batch_size": batch_size,
             "lr": lr,
             "clip_norm": 1.0,
             "optimizer": optimizer,
@@ -326,13 +329,14 @@ def _of_export(experiment: Mapping[str, Any], folder: Path) -> dict[str, float]:
     return {"export_logits_error": errors[0], "peft_logits_error": errors[1], "export_same_tokens": same}
 
 
-def _conversations(folder: Path) -> dict[str, Any]:
+def _conversations(folder: Path, quick: bool) -> dict[str, Any]:
     """Write the conversations; returns the settings of the data."""
+    num_test = 8 if quick else _TEST_LINES
     docstrings.write(folder / "lines")
     for name in ("train", "test"):
         lines = [json.loads(line) for line in (folder / "lines" / f"{name}.jsonl").read_text("utf-8").splitlines()]
         if name == "test":
-            lines = lines[:: max(1, len(lines) // _TEST_LINES)]
+            lines = lines[:: max(1, len(lines) // num_test)]
         made = [
             {
                 "messages": [
