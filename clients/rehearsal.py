@@ -5,15 +5,15 @@ one step each: the tensors that leave a client are loaded again, averaged, and m
 alone.  So a model that lets one client see another is found, whatever it keeps its memory in.
 
 [Note: what a rehearsal does not see] Branches that a few samples do not take, such as one of a later round.  A model of
-64 MB or more makes one pass and no step, which would take minutes and a second model's memory: what it keeps in
-attributes and unsaved buffers is restored anyway.  Ranks have a trial of their own (`clients.sharding.trial`).  Whether
+64 MB or more makes passes and no step, which would take minutes and a second model's memory: what only a backward pass
+or an optimizer would keep is not seen there.  Ranks have a trial of their own (`clients.sharding.trial`).  Whether
 a model reads a counter is tried with 1 and 1,000 more; one that it compares with 5,000 is not found.
 """
 
 import copy
 import hashlib
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from fedsign.federation import counters
 from fedsign.federation.aggregation import WeightedMean
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.fitted import described, remedy
+from fedsign.models.outside_state import restore_outside_state
 from fedsign.numerics import in_full
 from fedsign.records import ObjectiveSpec, Tensors, TrainRequest
 from fedsign.registry import error_in, place_of
@@ -53,6 +54,8 @@ _WARNINGS = {
     "that is meant",
 }
 """What is an error here of what torch warns about, and how it is told."""
+Recorded = list[tuple[str, str, str]]
+"""The modules that ran: name, digest of inputs, digest of outputs."""
 
 
 def rehearse(workload: Workload) -> list[Record]:
@@ -71,6 +74,8 @@ def rehearse(workload: Workload) -> list[Record]:
         with torch.set_grad_enabled(not is_large):  # activations that wait for a gradient are in no account
             _try_loss(workload, model, num=2 if is_large else _FEW)
         _try_metrics(workload, model, num=2 if is_large else _SOME)
+        if is_large:
+            _try_passes(workload, model)
     del model
     return [] if is_large or is_sharded else _try_clients(workload)
 
@@ -141,14 +146,37 @@ def _try_metrics(workload: Workload, model: nn.Module, *, num: int) -> None:
                 replace(evaluation, metrics=[(name, metric)]).evaluate(model.eval(), whole, num_threads=1)
 
 
+def _two_clients(workload: Workload) -> tuple[int, int]:
+    """The first two with samples; twice the same if it is alone."""
+    partition = workload.partition
+    first, *others = islice((client for client in counted_clients(partition) if len(partition[client])), 2)
+    return first, (others or [first])[0]
+
+
+def _try_passes(workload: Workload, model: nn.Module) -> None:
+    """Let a large model take a client's batch again after another's."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    def recorded(client: int) -> Recorded:
+        restore_outside_state(model)
+        with torch.no_grad(), global_stream(workload.config.seed, Purpose.TRAINING), workload.numerics.reduced():
+            features, _ = workload.training_samples.batch(torch.as_tensor(workload.partition[client][:2]))
+            found = _recorded(model, partial(model.train(), features))
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+        return found
+
+    first, other = _two_clients(workload)
+    alone, _, again = (recorded(client) for client in (first, other, first))
+    if sentence := _difference(workload, model, alone, again):
+        raise ConfigError(sentence)
+
+
 def _try_clients(workload: Workload) -> list[Record]:
     """Let one client train alone and after another, for a step each; returns a finding for each counter to name."""
-    partition = workload.partition
-    with_samples = (client for client in counted_clients(partition) if len(partition[client]))
-    first, *others = islice(with_samples, 2)
+    first, other = _two_clients(workload)
     trainer = _OneStep(workload)
     alone = trainer.trained(first)
-    other = others[0] if others else first
     trainer.trained(other)
     if _digest(trainer.trained(first)) != _digest(alone):
         raise ConfigError(trainer.difference(first, other))
@@ -232,45 +260,52 @@ class _OneStep:
 
     def difference(self, client: int, other: int) -> str:
         """What makes a client's step another one once another client has trained."""
-        config, passes = self._workload.config, []
+        passes, root = [], self._trainer._model.module
         for _ in range(2):
-            passes.append(self._recorded(client))
+            passes.append(_recorded(root, partial(self.trained, client)))
             self.trained(other)
-        if passes[0][0] != passes[1][0]:
-            return (
-                f"data.name={config.data.name} gives a client other samples whenever it trains; expected the same in "
-                "each repetition: draw from `random`, `numpy.random`, or torch's global generator, which are seeded."
-            )
-        for (name, given, made), (_, given_again, made_again) in zip(*(each[1:] for each in passes), strict=False):
-            if given == given_again and made != made_again:
-                module = self._trainer._model.module.get_submodule(name)
-                where = f"module '{name}' ({type(module).__name__})" if name else type(module).__name__
-                return (
-                    f"model.name={config.model.name} lets one client see another: {where} gives other outputs for the "
-                    "same batch once another client has trained; expected what a client that trains alone gets: keep "
-                    "such state in attributes of the module or in buffers, not in its class, a global, or a closure."
-                )
-        return (
+        config = self._workload.config
+        return _difference(self._workload, root, *passes) or (
             f"task={config.task} or client.optimizer.name={config.client.optimizer.name} takes another step for the "
             "same client once another has trained; expected the same step: keep nothing between clients."
         )
 
-    def _recorded(self, client: int) -> list[tuple[str, str, str]]:
-        """The digest of a batch; then name, digest of inputs, and digest of outputs of each module that ran."""
-        found: list[tuple[str, str, str]] = []
-        root = self._trainer._model.module
 
-        def record(name: str, module: nn.Module, given: Any, outputs: Any) -> None:
-            found.append((name, _digest(given), _digest(outputs)))
+def _difference(workload: Workload, root: nn.Module, alone: Recorded, again: Recorded) -> str:
+    """What makes a client's passes others once another client has trained; empty if they are the same."""
+    config = workload.config
+    if alone[0] != again[0]:
+        return (
+            f"data.name={config.data.name} gives a client other samples whenever it trains; expected the same in "
+            "each repetition: draw from `random`, `numpy.random`, or torch's global generator, which are seeded."
+        )
+    for (name, given, made), (_, given_again, made_again) in zip(alone, again, strict=False):
+        if given == given_again and made != made_again:
+            module = root.get_submodule(name)
+            where = f"module '{name}' ({type(module).__name__})" if name else type(module).__name__
+            return (
+                f"model.name={config.model.name} lets one client see another: {where} gives other outputs for the "
+                "same batch once another client has trained; expected what a client that trains alone gets: keep "
+                "such state in attributes of the module or in buffers, not in its class, a global, or a closure."
+            )
+    return ""
 
-        handles = [module.register_forward_hook(partial(record, name)) for name, module in root.named_modules()]
-        try:
-            self.trained(client)
-        finally:
-            for handle in handles:
-                handle.remove()
-        given = next((given for name, given, _ in reversed(found) if not name), "")
-        return [("", given, given), *found]
+
+def _recorded(root: nn.Module, act: Callable[[], object]) -> Recorded:
+    """The batch that a model takes, as if of a module; then each module that ran."""
+    found: Recorded = []
+
+    def record(name: str, module: nn.Module, given: Any, outputs: Any) -> None:
+        found.append((name, _digest(given), _digest(outputs)))
+
+    handles = [module.register_forward_hook(partial(record, name)) for name, module in root.named_modules()]
+    try:
+        act()
+    finally:
+        for handle in handles:
+            handle.remove()
+    given = next((given for name, given, _ in reversed(found) if not name), "")
+    return [("", given, given), *found]
 
 
 def _digest(values: Any) -> str:

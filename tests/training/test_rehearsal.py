@@ -264,6 +264,15 @@ def test_what_cannot_be_trained_is_one_sentence_before_the_run_has_a_folder(case
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("case", ["class attribute", "global", "entropy"])
+def test_a_large_model_sees_another_client_in_its_passes(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clients.rehearsal.LARGE_BYTES", 0)
+    given, sentence = REFUSED[case]
+    with pytest.raises(ConfigError, match=sentence):
+        check(from_dict(dict(given)))
+    check(from_dict(experiment("Harmless")))
+
+
 def test_a_metric_that_a_few_samples_do_not_serve_is_tried_on_all() -> None:
     check(from_dict(experiment(metrics=[f"{HERE}:all_classes"])))
 
