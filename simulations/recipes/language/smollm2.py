@@ -171,7 +171,8 @@ def smollm2_plays(quick: bool, where: Where) -> Metrics:
 
 def _maker(data: Mapping[str, Any], quick: bool, *, steps: int) -> Callable[..., dict[str, Any]]:
     base = str(smollm2("peft", *([] if quick else ["bitsandbytes"])))
-    small = {"precision": "float32", "batch_size": 2} if quick else {}  # CPUs without bf16 compute in it for minutes
+    # CPUs without bf16 compute in it for minutes
+    small: dict[str, Any] = {"precision": "float32", "batch_size": 2} if quick else {}
     return partial(_experiment, data={**data, "tokenizer": base, "block_length": 128}, base=base, steps=steps, **small)
 
 
