@@ -91,9 +91,7 @@ def _staged(folder: Path) -> Iterator[Path]:
     """A new folder inside `folder`, held by one writer at a time; the others wait."""
     lock = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(
-            OSError
-        ):  # NFS locks no folders: two writers at once may then take each other's files for a user's
+        with suppress(OSError):  # NFS locks no folders: one writer may then take another's files for a user's
             fcntl.flock(lock, fcntl.LOCK_EX)
             for left in folder.glob(f"{_STAGED}*{PARTIAL}"):  # of a killed process
                 shutil.rmtree(left, ignore_errors=True)
