@@ -116,7 +116,7 @@ _NULL |= {"export_logits_error": 1.0, "peft_logits_error": 1.0, "export_same_tok
     expected=Verdict.IN_PART,
 )
 def smollm2_instructions(quick: bool) -> Metrics:
-    """Return losses and costs (quick: two steps of LoRA)."""
+    """Return losses and costs (quick: two steps of LoRA at two silos)."""
     with workspace() as folder:
         return _measured(_conversations(folder, quick), quick, folder)
 
@@ -130,7 +130,7 @@ def smollm2_instructions(quick: bool) -> Metrics:
     expected=Verdict.HOLDS,
 )
 def smollm2_low_precision(quick: bool) -> Metrics:
-    """Return the share of float32's gain that each way keeps (quick: masters, a step of one seed)."""
+    """Return the share of float32's gain that each way keeps (quick: masters, a step of one seed at two silos)."""
     with workspace() as folder:
         make = _maker(_conversations(folder, quick), quick, steps=1 if quick else _STEPS)
         ways = {"master": _LOW["master"]} if quick else dict(_LOW)
@@ -171,9 +171,10 @@ def smollm2_plays(quick: bool, where: Where) -> Metrics:
 
 def _maker(data: Mapping[str, Any], quick: bool, *, steps: int) -> Callable[..., dict[str, Any]]:
     base = str(smollm2("peft", *([] if quick else ["bitsandbytes"])))
-    # CPUs without bf16 compute in it for minutes
-    small: dict[str, Any] = {"precision": "float32", "batch_size": 2} if quick else {}
-    return partial(_experiment, data={**data, "tokenizer": base, "block_length": 128}, base=base, steps=steps, **small)
+    # bf16 products take minutes on a CPU without bf16 instructions
+    small: dict[str, Any] = {"precision": "float32", "batch_size": 1, "cohort_size": 2} if quick else {}
+    data = {**data, "tokenizer": base, "block_length": 64 if quick else 128}
+    return partial(_experiment, data=data, base=base, steps=steps, **small)
 
 
 def _measured(data: Mapping[str, Any], quick: bool, folder: Path) -> dict[str, float]:
@@ -266,6 +267,7 @@ def _experiment(
     steps: int,
     precision: str = "bf16",
     batch_size: int = 4,
+    cohort_size: int = _NUM_SILOS,
 ) -> dict[str, Any]:
     optimizer = dict(_METHODS[method][0])
     if method == "lisa":
@@ -279,7 +281,7 @@ def _experiment(
         "engine": {"device": "auto", "precision": precision},
         "data": dict(data),
         "partition": {"name": "natural", "num_clients": _NUM_SILOS},
-        "server": {"cohort_size": _NUM_SILOS},
+        "server": {"cohort_size": cohort_size},
         "strategy": {"name": "fedavg", "weighting": "examples"},
         "model": {"name": "transformers", "path": base},
         "client": {
@@ -332,12 +334,11 @@ def _of_export(experiment: Mapping[str, Any], folder: Path) -> dict[str, float]:
 
 def _conversations(folder: Path, quick: bool) -> dict[str, Any]:
     """Write the conversations; returns the settings of the data."""
-    num_test = 8 if quick else _TEST_LINES
+    most = {"train": 100, "test": 4} if quick else {"test": _TEST_LINES}
     docstrings.write(folder / "lines")
     for name in ("train", "test"):
         lines = [json.loads(line) for line in (folder / "lines" / f"{name}.jsonl").read_text("utf-8").splitlines()]
-        if name == "test":
-            lines = lines[:: max(1, len(lines) // num_test)]
+        lines = lines[:: max(1, len(lines) // most.get(name, len(lines)))]
         made = [
             {
                 "messages": [
