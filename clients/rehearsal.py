@@ -90,12 +90,20 @@ def _try_loss(workload: Workload, model: nn.Module, *, num: int) -> None:
         with _blaming("model", config.model.name), numerics.reduced():
             outputs = model.train(in_training)(features)
         _check_outputs(workload, outputs, targets)
+    labels, what = workload.labels(targets), f"task={config.task}"
+    if labels:
+        what = f"client.loss=model with model.name={config.model.name}"
+        with _blaming("model", config.model.name):
+            outputs = numerics.outputs(model, features, channels_last=False, **labels)
     with _blaming("task", config.task):
         loss = workload.training_task.loss(in_full(outputs), targets)
     if not isinstance(loss, Tensor) or loss.dim():
         given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ConfigError(f"{what} gives {given} as the loss of a batch; expected a scalar tensor: its mean.")
+    if labels and not loss.isfinite():
         raise ConfigError(
-            f"task={config.task} gives {given} as the loss of a batch; expected a scalar tensor: its mean."
+            f"{what} gives {loss.item()} as the loss of a batch; expected a number: "
+            "for text, let the model compare `shift_labels`, or use client.loss=task."
         )
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise ConfigError(

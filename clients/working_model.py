@@ -96,15 +96,15 @@ class WorkingModel:
         """Whether it enters and leaves in float32, but computes with weights below."""
         return self._masters is not None
 
-    def outputs(self, features: Tensor) -> Tensor:
+    def outputs(self, features: Tensor, **labels: Tensor) -> Tensor:
         """A training pass in the experiment's precision and memory format; outputs are always float32."""
-        return self.numerics.outputs(self._forward, features, channels_last=self._channels_last)
+        return self.numerics.outputs(self._forward, features, channels_last=self._channels_last, **labels)
 
-    def outputs_and_features(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs_and_features(self, features: Tensor, **labels: Tensor) -> tuple[Tensor, Tensor]:
         """A training pass, with the batch's representation."""
         with recorded_features(self.module) as latest:
             # the uncompiled module, whose hooks record the representation
-            outputs = self.numerics.outputs(self.module, features, channels_last=self._channels_last)
+            outputs = self.numerics.outputs(self.module, features, channels_last=self._channels_last, **labels)
             return outputs, in_full(latest())
 
     def features_of(self, parameters: Mapping[str, Tensor], features: Tensor) -> Tensor:

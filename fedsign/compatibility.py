@@ -208,5 +208,14 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
         "contrast is a mean over samples (contrast_is_mean)",
         "set it to 0",
     ),
+    Choice(
+        made=lambda experiment: experiment.config.client.loss == "model",
+        given="client.loss=model was given, but",
+        rules=(
+            only("client.label_smoothing", 0.0, because="changes the task's loss"),
+            only("client.temperature", 1.0, because="changes the task's loss"),
+            only("client.micro_batch", 0, because="cuts the batch whose loss the model computes"),
+        ),
+    ),
     Choice(made=lambda experiment: not experiment.serves.proposes_update, rules="strategies.flower.rules:RULES"),
 )

@@ -51,12 +51,12 @@ class Numerics:
             return any(isinstance(module, nn.Conv2d) for module in model.modules())
         return self.channels_last == "on"
 
-    def outputs(self, model: nn.Module, features: Tensor, *, channels_last: bool) -> Tensor:
-        """One forward pass; outputs are float32 at any precision."""
+    def outputs(self, model: nn.Module, features: Tensor, *, channels_last: bool, **labels: Tensor) -> Tensor:
+        """One forward pass; outputs, or the model's own loss for `labels`, are float32 at any precision."""
         if channels_last:
             features = laid_out(features)
         with self.reduced():
-            return in_full(model(features))
+            return in_full(model(features, **labels))
 
     def reduced(self) -> AbstractContextManager[object]:
         """A context manager: autocast to the configured precision."""

@@ -212,13 +212,14 @@ class EnginePart(Part):
 class ClientSection(Section):
     """A client's local training: `local_epochs` epochs or, if `local_steps` is above 0, that many steps."""
 
-    neutral: ClassVar[Mapping[str, Any]] = {"temperature": 1.0, "low_precision": "master"}
+    neutral: ClassVar[Mapping[str, Any]] = {"temperature": 1.0, "loss": "task", "low_precision": "master"}
     local_epochs: NonNegative = 5
     local_steps: NonNegative = 0
     batch_size: Positive = 16
     lr: PositiveReal = 0.05
     weight_decay: NonNegativeReal = 0.0
     clip_norm: NonNegativeReal = 0.0  # of the whole gradient, penalties included; 0: no clipping
+    loss: Literal["task", "model"] = "task"  # that clients minimize; model: the one its output holds, given `labels`
     label_smoothing: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
     temperature: PositiveReal = 1.0  # divides the logits in the training loss
     micro_batch: NonNegative = 0  # samples per pass, gradients accumulate over a batch; 0: the whole batch

@@ -42,7 +42,7 @@ from fedsign.registry import KINDS, error_in, resolve
 from fedsign.rules import check
 from fedsign.sections import Part
 from fedsign.seeding import Purpose, generator, global_stream
-from fedsign.tasks.base import Task
+from fedsign.tasks.base import IGNORED, ModelLoss, Task
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,26 @@ class Workload:
 
     @cached_property
     def training_task(self) -> Task:
-        """The loss that clients minimize: the task's, with label smoothing and temperature if set."""
+        """The loss that clients minimize: the model's, or the task's with label smoothing and temperature if set."""
         client = self.config.client
+        if client.loss == "model":
+            return ModelLoss()
         neutral = {"label_smoothing": 0.0, "temperature": 1.0}
         settings = {name: value for name in neutral if (value := getattr(client, name)) != neutral[name]}
         if not settings:
             return self.task
         task: Task = plugins.build("task", self.config.task, settings)
         return task
+
+    def labels(self, targets: Tensor) -> dict[str, Tensor]:
+        """What a training pass is given beside features: the targets if the model computes the loss, else nothing."""
+        if self.config.client.loss != "model":
+            return {}
+        if self.dataset.text is None:
+            return {"labels": targets}
+        # models of `transformers` would shift labels, but a target is the next token already; one that does not read
+        # `shift_labels` has no loss, which the rehearsal finds
+        return {"labels": torch.full_like(targets, IGNORED), "shift_labels": targets}
 
     @cached_property
     def device(self) -> torch.device:
@@ -285,7 +297,7 @@ class Workload:
             model: nn.Module = self.config.model.build(input_shape, num_outputs)
             part, features = self.config.model, torch.zeros(2, *input_shape, dtype=self._feature_type)
             try:
-                fit(model, features, name=part.name, output=part.output)
+                fit(model, features, name=part.name, output=part.output, labels=[*self.labels(features)])
             except FedSignError:
                 raise
             except Exception as error:  # a pass through a user's model

@@ -106,6 +106,7 @@ _ONE_AFTER_ANOTHER = {
     "engine.precision": ("float32",),
     "client.schedule.per": ("round",),
     "client.micro_batch": (0,),
+    "client.loss": ("task",),
     "engine.compile": (False,),
     "engine.sparse_products": ("auto", "dense"),
 }

@@ -93,6 +93,7 @@ RULES: tuple[Rule[Experiment], ...] = (
         "client.optimizer.quantization packs whole matrices in 4 bits, of which no rank could take its part",
         "use quantization=none",
     ),
+    only("client.loss", "task", because="is one number for a whole batch"),
     only("client.optimizer.moments", "drop", "keep", because="is for one process only"),
     _WHOLE_PARAMETERS,
     Rule(

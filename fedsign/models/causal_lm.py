@@ -52,13 +52,13 @@ class CausalLM(nn.Module):
         self.network = network
         self.path = path  # the folder of its weights, if it does not start at random
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """Logits at every position; causal, without a key-value cache."""
+    def forward(self, rows: Tensor, **labels: Tensor) -> Any:
+        """Logits at every position; with labels, the network's output. Causal, without a key-value cache."""
         tokens, positions = split(rows)
         # `transformers` tells packed documents by positions that start again, if there is no attention mask
         packed = {} if positions is None else {"position_ids": positions}
-        logits: Tensor = self.network(input_ids=tokens, use_cache=False, **packed).logits
-        return logits
+        outputs = self.network(input_ids=tokens, use_cache=False, **packed, **labels)
+        return outputs if labels else outputs.logits
 
     def greedy(self, prompts: Sequence[Tensor], *, num: int, end_id: int, pad_id: int) -> Tensor:
         """Tokens [B, num or fewer] that follow prompts, as `fedsign.metrics.greedy`, with a key-value cache.

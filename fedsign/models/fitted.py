@@ -2,12 +2,14 @@
 
 - Lazy layers get their shapes from a batch of the data's shape; their initial values belong to the model's stream.
 - `model.output` names the part of a tuple, a dict, or an output of `transformers` that is compared with the targets.
+- With `client.loss=model`, the output of a pass with labels is the part `loss`.
 - A model in float64 or float16 gets its features in that type.
 
-The last two are hooks of the model, so that training, evaluation, stacks, and ranks need to know nothing of them.
+The last three are hooks of the model, so that training, evaluation, stacks, and ranks need to know nothing of them.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -20,14 +22,23 @@ from fedsign.models.outside_state import keep_outside_state, restore_outside_sta
 _LISTED = 5
 
 
-def fit(model: nn.Module, features: Tensor, *, name: str, output: str) -> None:
+def fit(model: nn.Module, features: Tensor, *, name: str, output: str, labels: Collection[str]) -> None:
     """Fit a new model, called `name`, to features [n, ...] of the data's shape and type.
 
+    Args:
+        labels: Names of the arguments by which it is given targets, if it computes the loss.
+
     Raises:
-        ConfigError: the model keeps extra state that is no tensor.
+        ConfigError: the model keeps extra state that is no tensor, or takes no labels.
     """
-    if output:
-        model.register_forward_hook(_Part(name, output))
+    if output or labels:
+        model.register_forward_hook(_Part(name, output), with_kwargs=True)
+    taken = inspect.signature(model.forward).parameters if labels else {}
+    if not ({*labels} <= {*taken} or any(each.kind is each.VAR_KEYWORD for each in taken.values())):
+        raise ConfigError(
+            f"client.loss=model was given, but the forward of model.name={name} does not take {' and '.join(labels)}, "
+            "as models of transformers do; let it take them, or use client.loss=task."
+        )
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         _materialize(model, features)
     types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
@@ -63,13 +74,22 @@ class _Cast:
 
 
 class _Part:
-    """A hook: the named part of the outputs."""
+    """A hook: the named part of the outputs, or their loss if the model was given labels."""
 
     def __init__(self, name: str, output: str) -> None:
         self._name, self._output = name, output
 
-    def __call__(self, module: nn.Module, given: tuple[Any, ...], outputs: Any) -> Any:
+    def __call__(self, module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any], outputs: Any) -> Any:
         parts = parts_of(outputs)
+        if "labels" in named:
+            if "loss" in parts:
+                return parts["loss"]
+            raise ConfigError(
+                f"client.loss=model was given, but model.name={self._name} gives {described(outputs)} for a batch with "
+                "labels; expected a part `loss`, as models of transformers give it: add it, or use client.loss=task."
+            )
+        if not self._output:
+            return outputs
         if self._output in parts:
             return parts[self._output]
         raise ConfigError(

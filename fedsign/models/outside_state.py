@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 _SNAPSHOT: Final = "_fedsign_outside_state"
 _STATELESS = ("torch.", "fedsign.")
-_BASE = vars(nn.Module()).keys()  # `training`, parameters, hooks
+# `training`, parameters, hooks, and the mark of `transformers` that its hooks are there, lest it adds them again
+_BASE = {*vars(nn.Module()), "_output_capturing_hooks_installed"}
 _MISSING: Final = object()
 Values = dict[str, Any]
 """Attributes and unsaved buffers of a module by name."""

@@ -16,6 +16,14 @@ class Task(Protocol):
         ...
 
 
+class ModelLoss:
+    """The loss that a model computes by itself: its output in a pass with labels."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The outputs themselves."""
+        return outputs
+
+
 def num_terms(task: Task, targets: Tensor) -> float:
     """The number of terms in a batch's mean loss: `task.num_terms(targets)` if defined, else the number of samples."""
     own = getattr(task, "num_terms", None)

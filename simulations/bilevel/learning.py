@@ -266,6 +266,7 @@ _RULES: tuple[Rule[Experiment], ...] = (
     ),
     WEIGHTS_FOR_ALL,
     _only("client.clip_norm", 0.0),
+    _only("client.loss", "task"),
     _only("client.schedule.per", "round"),
     _only("data.augment", "none"),
     _only("parameterization.name", "none"),

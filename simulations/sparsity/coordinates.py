@@ -172,7 +172,7 @@ def _watched(workload: Workload, steps: int) -> tuple[Sequence[str], NDArray[np.
     # the first step is on the probe itself, which `next` has taken from the stream
     for features, targets in chain([probe], islice(batches, steps - 1)):
         optimizer.zero_grad()
-        workload.training_task.loss(model(features), targets).backward()
+        workload.training_task.loss(model(features, **workload.labels(targets)), targets).backward()
         if client.clip_norm:
             nn.utils.clip_grad_norm_(model.parameters(), client.clip_norm)
         optimizer.step()
