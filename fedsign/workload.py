@@ -269,7 +269,7 @@ class Workload:
         model = self._made(*data, has_values=True).to(self.device)
         for each in transforms_of(model):
             each.place(model, self._shared)
-        keep_outside_state(model)
+        keep_outside_state(model, self._shared.values())
         vars(self).setdefault("model_bytes", _num_bytes(model))
         # building another one would hold what is shared twice for a moment
         if 2 * sum(tensor.nbytes for tensor in self._shared.values()) > self.model_bytes:

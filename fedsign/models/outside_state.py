@@ -12,7 +12,7 @@ of torch and FedSign keep nothing in attributes.
 import copy
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -28,9 +28,12 @@ Values = dict[str, Any]
 """Attributes and unsaved buffers of a module by name."""
 
 
-def keep_outside_state(model: nn.Module) -> None:
-    """Take a snapshot of what a new model keeps outside its `state_dict`; copies of the model have it, too."""
-    copies = _inside(model)
+def keep_outside_state(model: nn.Module, shared: Iterable[Tensor] = ()) -> None:
+    """Take a snapshot of what a new model keeps outside its `state_dict`; copies of the model have it, too.
+
+    Tensors that models share, and which never change, are not copied.
+    """
+    copies = _inside(model) | {id(tensor): tensor for tensor in shared}
     vars(model)[_SNAPSHOT] = [
         (module, {key: _copied(value, copies) for key, value in _values(module).items()})
         for module in model.modules()
