@@ -66,7 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     cost: Counter[Path] = Counter()  # a test that starts an engine takes some three times as long as another slow one
     for item in items:
-        cost[item.path] += 3 * bool(item.get_closest_marker("engines")) or bool(item.get_closest_marker("slow"))
+        limit = item.get_closest_marker("timeout")  # of its own, since it takes long
+        is_slow, has_engine = (bool(item.get_closest_marker(name)) for name in ("slow", "engines"))
+        cost[item.path] += limit.args[0] // 120 if limit else 3 * has_engine or is_slow
     items.sort(key=lambda item: -cost[item.path])  # stable
 
 
