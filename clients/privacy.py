@@ -6,6 +6,7 @@ It runs before other middleware, because post-processing a private reply cannot 
 from pathlib import Path
 
 from clients.middleware import ClientMiddleware
+from fedsign.privacy.budget import NAME as LEDGER
 from fedsign.privacy.local import Local
 from fedsign.privacy.secret import Secret
 from fedsign.privacy.section import PrivacyPart
@@ -31,4 +32,8 @@ class ClientPrivacy(ClientMiddleware):
 def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ClientMiddleware]:
     """The extension point `client_middleware`; active with local privacy."""
     rule = PrivacyPart.of(workload.config).build()
-    return [ClientPrivacy(rule, rule.secret_in(folder))] if isinstance(rule, Local) else []
+    if not isinstance(rule, Local):
+        return []
+    # a run's ledger says whether noise was drawn; a node has only the mark of its key
+    is_used = in_process and (folder.parent / LEDGER).exists()
+    return [ClientPrivacy(rule, rule.secret_in(folder, expected=is_used))]

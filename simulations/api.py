@@ -83,24 +83,20 @@ class Run:
         return configs.from_toml(self.folder.config_toml)
 
     def model(self, *, best: bool = False) -> nn.Module:
-        """Load the evaluated model of the newest checkpoint, or the best one by validation, in evaluation mode.
+        """Load the evaluated model, of the newest checkpoint until the run has finished, or the best one by validation.
 
         Raises:
             ResultsError: the run ended before its first checkpoint, or did not keep its best model.
         """
         if best:
+            self.folder.check_model(self.folder.best.name)
             if not self.folder.best.exists():
                 raise ResultsError(
                     f"{self.path} has no best model; run with results.keep_best=true and data.validation_fraction=0.1."
                 )
-            model = Workload(self.config).make_model()
-            model.load_state_dict(checkpoints.load_model(self.folder.best))
-            return model.eval()
-        checkpoint = checkpoints.load_latest(self.folder.checkpoints)
-        if checkpoint is None:
-            raise ResultsError(f"{self.path} has no checkpoint yet; resume it with 'fedsign run --resume {self.path}'.")
+        tensors = checkpoints.load_model(self.folder.best) if best else checkpoints.last_model(self.folder)
         model = Workload(self.config).make_model()
-        model.load_state_dict(whole_state(model, checkpoint.evaluated or checkpoint.served))
+        model.load_state_dict(whole_state(model, tensors))
         return model.eval()
 
     def final(self, metric: str, *, last: int = 5) -> float | None:

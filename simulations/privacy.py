@@ -3,18 +3,23 @@
 `fedsign.privacy.rules` rejects, before the run, experiments that cannot be private.
 """
 
+import tomllib
+from collections.abc import Iterator
 from math import ceil
+from pathlib import Path
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedsign.errors import ConfigError
 from fedsign.federation.exchange import RoundHook, Traffic
 from fedsign.privacy.accounting import Accountant
+from fedsign.privacy.budget import NAME as LEDGER
 from fedsign.privacy.budget import Budget
 from fedsign.privacy.central import Central
 from fedsign.privacy.local import Local
+from fedsign.privacy.secret import MARK, NAME, run_of
 from fedsign.privacy.section import PrivacyPart
-from fedsign.storage.results import Record, RunFolder
+from fedsign.storage.results import Record, RunFolder, read_json
 from fedsign.workload import Workload
 from strategies.base import Strategy
 
@@ -74,6 +79,20 @@ def round_hook(workload: Workload, strategy: FlowerStrategy, folder: RunFolder, 
     if isinstance(privacy, Central):
         privacy.open(folder.path, cohort_size=workload.config.server.cohort_size, expected=round > 0)
     return Account(privacy, accountant_of(workload, strategy, privacy), folder, round=round)
+
+
+def verify(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield a key that is another run's, or that a run in process has lost (extension point `verify`)."""
+    mark, run = folder / MARK, RunFolder(folder)
+    if mark.exists() and read_json(mark).get("run", run_of(folder)) != run_of(folder):
+        yield mark, f"{mark} is of another run; put back the one that was there, with its key."
+    keys = [run.path / NAME, run.clients / NAME]
+    if not (folder / LEDGER).exists() or any(key.exists() for key in keys):
+        return
+    config = tomllib.loads(run.config_toml)
+    if config["engine"]["name"] == "in_process":
+        key = keys[config["privacy"]["name"] == "local"]
+        yield key, f"{key} is missing, with which noise was drawn; put it back, or start a new run."
 
 
 def accountant_of(workload: Workload, strategy: FlowerStrategy, privacy: Central | Local) -> Accountant:

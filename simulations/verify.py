@@ -7,15 +7,14 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from clients.state.cache import StateCache
 from clients.state.database import StateDatabase
 from fedsign.config import parse_toml
 from fedsign.errors import ClientStateError, FedSignError, ResultsError, ResumeError
+from fedsign.extensions import extensions
 from fedsign.storage import checkpoints
 from fedsign.storage.disk import PARTIAL
-from fedsign.storage.results import MANIFEST, RunFolder, damaged, read_json, read_metadata, read_records
+from fedsign.storage.results import MANIFEST, RunFolder, damaged, read_json, read_records
 
 Findings = Iterator[tuple[Path, str]]  # a file, and what is wrong with it; empty if it is whole
 _KEY_MARK = ".key.json"  # beside a key: the digest of its file
@@ -48,6 +47,12 @@ def verify(path: Path) -> Findings:
     for folder in sorted({file.parent for name in (MANIFEST, "config.toml") for file in path.rglob(name)}):
         if not _is_left(folder.relative_to(path)):
             yield from _verify_run(RunFolder(folder))
+    for folder in (path, *sorted(each for each in path.rglob("*/") if not _is_left(each.relative_to(path)))):
+        for check in extensions("verify"):
+            try:
+                yield from check(folder)
+            except FedSignError as error:
+                yield folder, str(error)
 
 
 def _is_left(inside: Path) -> bool:
@@ -66,7 +71,7 @@ def _damage(read: Callable[[], object]) -> str:
 def _verify_run(run: RunFolder) -> Findings:
     """Yield what is missing of a run, or foreign in it."""
     try:
-        config = parse_toml(run.config_toml, source=str(run.path))
+        _ = parse_toml(run.config_toml, source=str(run.path))
         manifest, required = run.manifest, run.required_chains()
     except FedSignError as error:
         yield run.path, str(error)
@@ -75,31 +80,20 @@ def _verify_run(run: RunFolder) -> Findings:
         yield run.path / name, _damage(partial(run.bound, name))
     for name, chain in required.items():
         yield run.path / name, _damage(partial(read_records, run.path / name, until=chain))
-    for name, digest in manifest.get("end", {}).get("models", {}).items():
-        yield run.path / name, _damage(partial(_read_tensors, run.path / name, digest))
-    yield from _verify_checkpoints(run, config["results"]["checkpoint_every"])
+    for name in manifest.get("models", ()):
+        yield run.path / name, _damage(partial(run.check_model, name))
+    yield from _verify_checkpoints(run)
     if run.clients.is_dir():
         yield from _foreign(run.clients, _OF_CLIENTS)
 
 
-def _verify_checkpoints(run: RunFolder, every: int) -> Findings:
+def _verify_checkpoints(run: RunFolder) -> Findings:
     """Yield missing checkpoints, what does not belong to one, and states that one refers to."""
-    is_over = _damage(lambda: run.outcome) == "" and run.outcome["status"] == "finished"
-    records = run.path / "rounds.jsonl"
-    num_rounds = records.read_bytes().count(b"\n") if records.exists() else 0
-    # the checkpoint follows the record, so that the last round's may be missing after a kill
-    expected = {num_rounds if is_over else max(num_rounds - 1, 0) // every * every} - {0}
-    found = checkpoints.rounds_on_disk(run.checkpoints)
-    if found:
-        newest = found[-1]
-        expected = {each for each in expected if each > newest} | set(checkpoints.kept_at(run.checkpoints, newest))
-    for round in sorted(expected - {*found}):
-        path = run.checkpoints / f"round-{round:06d}"
-        if not [*run.checkpoints.glob(f"damaged-{path.name}*")]:
-            yield path, f"the checkpoint {path} is missing; resuming goes on from an earlier one."
+    for path in checkpoints.missing(run):
+        yield path, f"the checkpoint {path} is missing; resuming goes on from an earlier one."
     if run.checkpoints.is_dir():
         yield from _foreign(run.checkpoints, _OF_CHECKPOINTS)
-    for round in found:
+    for round in checkpoints.rounds_on_disk(run.checkpoints):
         yield from _verify_states(run, run.checkpoints / f"round-{round:06d}")
 
 
@@ -127,15 +121,6 @@ def _foreign(folder: Path, known: re.Pattern[str]) -> Findings:
         inside = file.relative_to(folder)
         if file.is_file() and not known.fullmatch(inside.as_posix()) and not _is_left(inside):
             yield file, f"{file} is not a file of a run; remove it."
-
-
-def _read_tensors(file: Path, digest: str = "") -> None:
-    try:
-        checkpoints.load_tensors(file, digest=digest)
-        if digest and not read_metadata(file).get("digest"):
-            raise ValueError("its digest is missing")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise damaged(file, error) from error
 
 
 def _read_mark(file: Path) -> None:
@@ -167,5 +152,5 @@ _READERS: dict[str, Callable[[Path], object]] = {
     ".json": read_json,
     ".jsonl": read_records,
     ".key": _read_key,
-    ".safetensors": _read_tensors,
+    ".safetensors": checkpoints.load_model,
 }

@@ -17,5 +17,6 @@ CAPABILITY = Capability(
         "load_comparison": "fedsign.comparison.folder:load_comparison",
     },
     extras=("tune",),
+    extends={"verify": "fedsign.comparison.folder:verify"},
     files=("docs/how-to/compare.md", "docs/tuned.md", "benchmarks/tuned/*"),
 )

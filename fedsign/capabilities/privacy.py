@@ -60,5 +60,6 @@ CAPABILITY = Capability(
         "round_hook": "simulations.privacy:round_hook",
         "rules": "fedsign.privacy.rules:RULES",
         "strategy_transform": "simulations.privacy:prepare",
+        "verify": "simulations.privacy:verify",
     },
 )

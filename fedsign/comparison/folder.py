@@ -14,7 +14,7 @@ table as an uninterrupted one.
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedsign.comparison.over_seeds import summarize
 from fedsign.comparison.report import render_card
 from fedsign.comparison.summary import Cell, CellResult, Plan, Summary
 from fedsign.comparison.tables import to_frame
-from fedsign.errors import ResultsError, ResumeError
+from fedsign.errors import FedSignError, ResultsError, ResumeError
 from fedsign.former_names import warn
 from fedsign.storage.digests import sealed_json
 from fedsign.storage.disk import exclusive, write_text
@@ -62,6 +62,15 @@ class Comparison:
             return Plan(cells=cells, seeds=tuple(content.pop("seeds")), rows=tuple(content.pop("rows", ())), **content)
         except (ResumeError, KeyError, TypeError) as error:
             raise ResultsError(f"{path} is missing or damaged ({error}); the comparison cannot be read.") from error
+
+    def check_plan(self) -> None:
+        """Raise ResultsError if the plan lists none of the cells that were begun here."""
+        begun = {config.parent.parent.name.rpartition("-")[2] for config in self.cells.glob("*/*/config.toml")}
+        if begun and begun.isdisjoint(cell.digest for cell in self.plan.cells):
+            raise ResultsError(
+                f"{self.path / PLAN} is of another comparison: it lists none of the cells in {self.cells}; put the "
+                "former file back, or repeat the command that made the comparison."
+            )
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -121,7 +130,10 @@ class Comparison:
     def failure_of(self, cell: Cell) -> str | None:
         """The recorded reason why a cell failed, if any."""
         path = self._folder_of(cell) / _FAILURE
-        return str(read_json(path)["error"]) if path.exists() else None
+        content = read_json(path) if path.exists() else {}
+        if content.get("cell", cell.digest) != cell.digest:
+            raise ResultsError(f"{path} is of another cell than {cell.id}; delete it.")
+        return str(content["error"]) if content else None
 
     def write_failure(self, cell: Cell, error: str | None) -> None:
         """Record why a cell failed; None removes the record."""
@@ -129,7 +141,7 @@ class Comparison:
         if error is None:
             path.unlink(missing_ok=True)
         else:
-            write_text(path, sealed_json({"error": error}))
+            write_text(path, sealed_json({"error": error, "cell": cell.digest}))
 
     def _folder_of(self, cell: Cell) -> Path:
         """Found by the hash alone: the same configuration may have another readable name in another plan."""
@@ -160,6 +172,19 @@ class Comparison:
         """The former name of `result_of`."""
         warn("Comparison.played", "Comparison.result_of")
         return self.result_of(cell)
+
+
+def verify(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what does not belong to a comparison's plan (extension point `verify`)."""
+    comparison = Comparison(folder)
+    if not (folder / PLAN).exists() and next(comparison.cells.glob("*/*/config.toml"), None) is None:
+        return
+    comparison.check_plan()
+    for cell in comparison.plan.cells:
+        try:
+            comparison.run_of(cell), comparison.failure_of(cell)
+        except FedSignError as error:
+            yield comparison.cells / cell.id, str(error)
 
 
 def load_comparison(path: str | Path) -> Comparison:

@@ -198,9 +198,10 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Iterable[int]) -> str: ...
 
 
-def fingerprint(tokenizer: Tokenizer | None) -> str:
-    """Identifies a tokenizer loaded from a folder; empty for one that the configuration determines."""
-    return str(getattr(tokenizer, "fingerprint", ""))
+def fingerprint(read: object) -> str:
+    """Identifies what was read from files, such as a tokenizer; empty for what the configuration determines."""
+    found = getattr(read, "fingerprint", "")
+    return found if isinstance(found, str) else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,15 +266,20 @@ class Dataset:
     notes: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """A digest of all samples and the names of the classes; of features that are fetched, only the positions."""
+        """A digest of all samples and the names of the classes.
+
+        Of features that are fetched, only the positions, and the source's attribute `fingerprint` if it has one.
+        """
         tensors: dict[str, Tensor | None] = {}
+        sources = [fingerprint(getattr(samples, "source", None)) for samples in (self.train, self.test)]
         for name, samples in {"train": self.train, "test": self.test, "validation": self.validation}.items():
             if samples is not None:
                 features = samples.positions if isinstance(samples, LazySamples) else samples.features
                 own = {"features": features, "targets": samples.targets, "owners": samples.owners}
                 tensors |= {f"{name} {key}": tensor for key, tensor in own.items()}
         found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        return digest_of("\0".join(self.class_names).encode(), tensors_digest(found).encode())
+        texts = [*self.class_names, *filter(None, sources)]
+        return digest_of("\0".join(texts).encode(), tensors_digest(found).encode())
 
     @property
     def input_shape(self) -> tuple[int, ...]:

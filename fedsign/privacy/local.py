@@ -38,9 +38,9 @@ class Local(Aggregator):
     secret_file: str = ""
     _digests: dict[str, str] = field(init=False, default_factory=dict)
 
-    def secret_in(self, folder: Path) -> Secret:
-        """A node's secret, created on first use."""
-        return open_secret(folder, given=self.secret_file)
+    def secret_in(self, folder: Path, *, expected: bool = False) -> Secret:
+        """A node's secret, created on first use; `expected` means that it was used before."""
+        return open_secret(folder, given=self.secret_file, expected=expected)
 
     def applied(self, reply: TrainReply, received: Tensors, secret: Secret) -> TrainReply:
         """The reply, clipped and noised, as it may leave the client."""

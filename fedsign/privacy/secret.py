@@ -27,7 +27,7 @@ from fedsign.errors import ConfigError, ResumeError
 from fedsign.storage.digests import digest_of as storage_digest
 from fedsign.storage.digests import sealed_json
 from fedsign.storage.disk import PARTIAL, disk_errors, sync
-from fedsign.storage.results import read_json
+from fedsign.storage.results import RunFolder, read_json
 
 NAME = "privacy.key"  # of the file, in a run's folder or that of clients' states
 MARK = f"{NAME}.json"  # beside it, so that its loss, and another run's, are noticed
@@ -102,14 +102,20 @@ def open_secret(folder: Path, *, given: str = "", expected: bool = False) -> Sec
     key = _key_in(content)
     if key is None:
         raise ResumeError(f"{path} is damaged: its digest does not match; restore it from a copy, or start a new run.")
+    own = {"sha256": hashlib.sha256(content).hexdigest(), "run": run_of(folder)}
     # after the key, from which nothing was drawn yet
-    _write_once(mark, sealed_json({"sha256": hashlib.sha256(content).hexdigest()}).encode())
-    if read_json(mark)["sha256"] != hashlib.sha256(content).hexdigest():
+    _write_once(mark, sealed_json(own).encode())
+    if own != {"run": own["run"], **read_json(mark)}:
         raise ResumeError(
             f"{path} is not the key that the noise so far was drawn with ({MARK}); put that one back, or start a "
             "new run."
         )
     return Secret(key)
+
+
+def run_of(folder: Path) -> str:
+    """The id of the run that a secret's folder belongs to; empty at a node."""
+    return RunFolder(folder).id or RunFolder(folder.parent).id
 
 
 def _key_in(content: bytes) -> bytes | None:

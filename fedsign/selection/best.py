@@ -72,7 +72,7 @@ class Selection(RoundHook):
 
     def __init__(self, metric: str, folder: RunFolder, *, keep_best: bool, patience: int, round: int) -> None:
         """`round`: the last completed round."""
-        self._path, self._patience, self._keep_best = folder.best, patience, keep_best
+        self._folder, self._path, self._patience, self._keep_best = folder, folder.best, patience, keep_best
         self._best = best_of(metric, folder.rounds() if round else ())
         self._kept = self._on_disk(round) if keep_best else Best(metric)
         self._model: Tensors | None = None  # a best model that is not on disk yet
@@ -96,6 +96,7 @@ class Selection(RoundHook):
 
     def _on_disk(self, round: int) -> Best:
         """The best model of the rounds so far if the file holds it, else none."""
+        self._folder.check_model(self._path.name)
         best, held = self._best, read_metadata(self._path) if self._path.exists() else {}
         if (held.get("round"), held.get("metric")) == (str(best.round), best.metric):
             return Best(best.metric, best.round, best.value)

@@ -14,6 +14,7 @@ Client states live with the clients, versioned (see [Note: versions of client st
 """
 
 import logging
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,13 +27,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsign.errors import ClientStateError, FedSignError, ResumeError
+from fedsign.errors import ClientStateError, FedSignError, ResultsError, ResumeError
 from fedsign.records import Tensors
 from fedsign.storage.digests import KEY, digest_of, read_json, sealed_json
 from fedsign.storage.disk import fresh_path, replace_file, replaced_folder
 from fedsign.storage.results import RunFolder, damaged
 
 FORMAT = 3
+MODEL = "model.safetensors"  # of a run that has finished
 _READABLE = (1, 2, FORMAT)
 _OWN_FILES = {"served", "evaluated", "strategy", "clients"}
 _OWN_FACTS = {
@@ -121,6 +123,25 @@ def kept_at(folder: Path, round: int) -> list[int]:
         return [*_state(path).get("kept", [round])]
 
 
+def missing(run: RunFolder) -> list[Path]:
+    """The checkpoints that a run must have and has not, oldest first; those set aside are not missing."""
+    every = tomllib.loads(run.config_toml)["results"]["checkpoint_every"]
+    records = run.path / "rounds.jsonl"
+    num_rounds = records.read_bytes().count(b"\n") if records.exists() else 0
+    try:
+        is_over = run.outcome["status"] == "finished"
+    except ResumeError:
+        is_over = False
+    # the checkpoint follows the record, so that the last round's may be missing after a kill
+    expected = {num_rounds if is_over else max(num_rounds - 1, 0) // every * every} - {0}
+    found = rounds_on_disk(run.checkpoints)
+    if found:
+        newest = found[-1]
+        expected = {each for each in expected if each > newest} | set(kept_at(run.checkpoints, newest))
+    paths = [run.checkpoints / f"round-{round:06d}" for round in sorted(expected - {*found})]
+    return [path for path in paths if not [*path.parent.glob(f"damaged-{path.name}*")]]
+
+
 def files_of(path: Path) -> set[str]:
     """The names of a checkpoint's files with tensors."""
     with _damage_reported(path):
@@ -200,17 +221,43 @@ def load(path: Path) -> Checkpoint:
         )
 
 
+def last_model(run: RunFolder) -> Tensors:
+    """The evaluated model of a run that has finished; else that of its newest checkpoint.
+
+    Raises:
+        ResultsError: there is no checkpoint yet.
+        ResumeError: a file is missing or damaged.
+    """
+    if run.outcome["status"] == "finished":
+        return load_model(run.path / MODEL)
+    if lost := missing(run):
+        raise damaged(lost[-1], ValueError("resuming goes on from an earlier checkpoint"))
+    checkpoint = load_latest(run.checkpoints)
+    if checkpoint is None:
+        raise ResultsError(f"{run.path} has no checkpoint yet; resume it with 'fedsign run --resume {run.path}'.")
+    return checkpoint.evaluated or checkpoint.served
+
+
 def save_model(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
     """Write a model as a plain state_dict in safetensors, atomically; `facts` are metadata of the file."""
-    replace_file(path, lambda partial: save_tensors(partial, tensors, facts))
+    run = RunFolder(path.parent)
+    digests = run.manifest.get("models", {}).get(path.name, [""])[-1:]
+
+    def write(partial: Path) -> None:
+        digests.append(save_tensors(partial, tensors, facts))
+        run.bind_model(path.name, digests)  # before the file is there, see [Note: one run]
+
+    replace_file(path, write)
+    run.bind_model(path.name, digests[1:])
 
 
 def load_model(path: Path) -> Tensors:
     """Read what `save_model` wrote.
 
     Raises:
-        ResumeError: it is missing or damaged.
+        ResumeError: it is missing, damaged, or of another run.
     """
+    RunFolder(path.parent).check_model(path.name)
     try:
         return load_tensors(path)
     except (OSError, SafetensorError) as error:

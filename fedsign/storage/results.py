@@ -26,10 +26,10 @@ runs/<experiment>/<id>/
 
 [Note: one run] A run has an id, which is in `manifest.json`, `config.toml`, each checkpoint, and the file of a client's
 state.  Files that are equal whenever a run is repeated do not contain it: the manifest and the checkpoints hold
-their digests instead, and the chains of the records.  A file of another run is thus found although it is whole.  The
-manifest is written before a file whose digest it holds, and accepts the former content until the next write, so that a
-kill in between leaves a run that can be resumed.  At the end of a run it also gets the digests of the models and the
-chains of all records.  Digests detect accidents and mix-ups, not somebody who writes all files anew.
+their digests instead, also those of models, and the chains of the records.  A file of another run is thus found
+although it is whole.  The manifest is written before a file whose digest it holds, and accepts the former content until
+the next write, so that a kill in between leaves a run that can be resumed.  At the end of a run it also gets the chains
+of all records.  Digests detect accidents and mix-ups, not somebody who writes all files anew.
 """
 
 import itertools
@@ -38,7 +38,7 @@ import math
 import os
 import struct
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -94,7 +94,10 @@ class RunFolder:
     def manifest(self) -> Record:
         """What belongs to the run, see [Note: one run]; empty for a run of an earlier version."""
         path = self.path / MANIFEST
-        return read_json(path) if path.exists() else {}
+        content = read_json(path) if path.exists() else {}
+        if content and not (content.get("format") == 1 and "files" in content):
+            raise damaged(path, ValueError("it is no manifest"))
+        return content
 
     @property
     def id(self) -> str:
@@ -125,7 +128,11 @@ class RunFolder:
     @property
     def outcome(self) -> Record:
         """`{"status": "finished" | "failed" | "unfinished", ...}`."""
-        return self.bound(_OUTCOME) if (self.path / _OUTCOME).exists() else {"status": "unfinished"}
+        if (self.path / _OUTCOME).exists():
+            return self.bound(_OUTCOME)
+        # also after a kill right before it was written
+        lost = {"error": f"{self.path / _OUTCOME} is missing; resume the run"} if "end" in self.manifest else {}
+        return {"status": "unfinished", **lost}
 
     def bound(self, name: str) -> Record:
         """Read a JSON file whose digest is in the manifest.
@@ -136,8 +143,24 @@ class RunFolder:
         path, manifest = self.path / name, self.manifest
         content = read_json(path)
         if manifest and digests.digest_of(path.read_bytes()) not in manifest["files"].get(name, ()):
-            raise damaged(path, ValueError(f"it is not of {_named_run(self.id)}"))
+            raise damaged(path, ValueError(f"it is not of {_named_run(self.id)}, of which {MANIFEST} is"))
         return content
+
+    def bind_model(self, name: str, digests: Iterable[str]) -> None:
+        """Let the manifest, if there is one, list the digests that a model's file may have; an empty one: none."""
+        if manifest := self.manifest:
+            manifest.setdefault("models", {})[name] = [*digests]
+            self._write_manifest(manifest)
+
+    def check_model(self, name: str) -> None:
+        """Check the digest of a model's file, without reading the model.
+
+        Raises:
+            ResumeError: it is missing, damaged, or not the one that the manifest lists.
+        """
+        path, known = self.path / name, self.manifest.get("models", {}).get(name)
+        if known and (read_metadata(path).get(digests.KEY, "") if path.exists() else "") not in known:
+            raise damaged(path, ValueError(f"it is not the model that {MANIFEST} lists"))
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the run for this process; the system releases the lock when the process dies.
@@ -191,10 +214,7 @@ class RunFolder:
         """Write the outcome of a run, after the manifest has bound it, the models, and all records."""
         if manifest := self.manifest:
             text = digests.sealed_json(outcome)
-            models = {
-                path.name: read_metadata(path).get(digests.KEY, "") for path in sorted(self.path.glob("*.safetensors"))
-            }
-            manifest["end"] = {"records": self.chains(), "models": models}
+            manifest["end"] = {"records": self.chains()}
             manifest["files"][_OUTCOME] = [digests.digest_of(text.encode())]
             self._write_manifest(manifest)
         write_text(self.path / _OUTCOME, digests.sealed_json(outcome))

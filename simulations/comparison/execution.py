@@ -134,6 +134,7 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
         ResultsError: there is none, or this version of FedSign would plan other cells.
     """
     comparison = load_comparison(path)
+    comparison.check_plan()
     recorded = comparison.plan
     command = recorded.request.get("command")
     if command is not None:

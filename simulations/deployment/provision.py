@@ -64,7 +64,6 @@ def add_site(
     grown = federation.with_site(name, public_key=key, max_examples=max_examples)
     grown.write()
     write_kit(grown, grown.site(name), data_root=data_root, device=device)
-    write_server(grown)
     return grown
 
 
@@ -74,7 +73,6 @@ def revoke(federation: Federation, name: str) -> Federation:
         raise ConfigError(f"site '{name}' is revoked already.")
     left = federation.without(name)
     left.write()
-    write_server(left)
     return left
 
 

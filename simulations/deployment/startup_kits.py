@@ -167,7 +167,7 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
 
 
 def write_server(federation: Federation) -> None:
-    """Write the server's start script, systemd unit and instructions."""
+    """Write the server's start script, systemd unit and instructions, once: they may then be edited."""
     federation.server.mkdir(parents=True, exist_ok=True, mode=0o700)
     description = f"SuperLink of the federation {federation.name}"
     _write_programs(federation.server, description, unit="fedsign-superlink", remote_folder="federation/server")

@@ -21,7 +21,7 @@ from fedsign.federation.aggregation import is_finite
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.vector import Layout
 from fedsign.models.transform import sent_tensors, whole_state
-from fedsign.models.weights import load_weights, read_tensors
+from fedsign.models.weights import load_weights
 from fedsign.overrides import parse_override
 from fedsign.records import Tensors
 from fedsign.seeding import Purpose, generator
@@ -205,7 +205,7 @@ def target_of(source: Source, *, model: str | None = None, overrides: Sequence[s
         # a checkpoint has the evaluated model only where it differs, as with FedDyn
         tensors = checkpoint.evaluated or checkpoint.served
     else:
-        tensors = _last_model(run)
+        tensors = checkpoints.last_model(run)
     workload = Workload(_experiment(run, overrides))
     return Target(source=path, workload=workload, tensors=tensors, run=run)
 
@@ -221,17 +221,6 @@ def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Target:
     load_weights(module, path)
     # packed like a run's, so that `Target.model` unpacks both
     return Target(source=path, workload=workload, tensors=sent_tensors(module), run=None)
-
-
-def _last_model(run: RunFolder) -> Tensors:
-    """Load the final model, or the newest checkpoint's if the run has not ended."""
-    final = run.path / "model.safetensors"
-    if final.is_file():
-        return read_tensors(final)
-    checkpoint = checkpoints.load_latest(run.checkpoints)
-    if checkpoint is None:
-        raise ResultsError(f"{run.path} has no checkpoint yet; resume it with 'fedsign run --resume {run.path}'.")
-    return checkpoint.evaluated or checkpoint.served
 
 
 def _experiment(run: RunFolder, overrides: Sequence[str]) -> configs.ExperimentConfig:

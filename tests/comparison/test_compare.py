@@ -25,6 +25,7 @@ from simulations.comparison import worker
 from simulations.comparison.execution import _check_parts, go_on
 from simulations.comparison.plan import make_plan
 from simulations.comparison.request import Request
+from simulations.verify import verify
 from tests.e2e.command import fedsign, settings
 
 LONG = settings(
@@ -296,6 +297,30 @@ def test_a_run_of_another_cell_is_named_and_refused(pair: Comparison) -> None:
             ResultsError, match=rf"is a run of {second.name}, but lies in the folder of the cell {first.name}"
         ):
             read()
+    assert any(second.name in damage for _, damage in verify(pair.path) if damage)
+
+
+def test_a_plan_of_another_comparison_is_named_and_refused(pair: Comparison) -> None:
+    other = pair.plan
+    cells = tuple(
+        dataclasses.replace(cell, id=f"{cell.id[:-1]}{'0' if cell.id[-1] != '0' else '1'}") for cell in other.cells
+    )
+    pair.write_plan(dataclasses.replace(other, cells=cells))
+    for read in (pair.check_plan, lambda: go_on("there", workers=1)):
+        with pytest.raises(ResultsError, match=r"comparison\.json is of another comparison"):
+            read()
+    assert any("is of another comparison" in damage for _, damage in verify(pair.path))
+    (pair.path / "comparison.json").unlink()
+    assert any("comparison.json is missing" in damage for _, damage in verify(pair.path))
+
+
+def test_a_failure_of_another_cell_is_named_and_refused(pair: Comparison) -> None:
+    first, second = pair.plan.cells[:2]
+    pair.write_failure(first, "diverged")
+    assert pair.failure_of(first) == "diverged"
+    (pair.cells / first.id / "failure.json").rename(pair.cells / second.id / "failure.json")
+    with pytest.raises(ResultsError, match=rf"failure\.json is of another cell than {second.id}; delete it"):
+        pair.failure_of(second)
 
 
 def test_a_run_that_another_process_takes_at_the_last_moment_is_left_where_it_is(
@@ -335,7 +360,7 @@ def test_one_process_at_a_time_runs_a_comparison(pair: Comparison) -> None:
 
 
 def test_cells_of_another_version_are_not_gone_on_with(pair: Comparison) -> None:
-    cells = tuple(dataclasses.replace(cell, id=cell.id[:-1] + "x") for cell in pair.plan.cells)
+    cells = tuple(dataclasses.dataclasses.replace(cell, id=cell.id[:-1] + "x") for cell in pair.plan.cells)
     pair.write_plan(dataclasses.replace(pair.plan, cells=cells))
     with pytest.raises(ResultsError, match="this version makes other cells of its plan"):
         go_on("there")

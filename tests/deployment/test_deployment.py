@@ -114,6 +114,14 @@ def test_a_kit_replaces_no_file_of_the_user(federation: Federation, name: str) -
     provision.add_site(federation, "paris", None)
 
 
+@pytest.mark.parametrize("name", ["README.md", ".gitignore", "server/start.sh", "server/fedsign-superlink.service"])
+def test_what_the_server_has_may_be_edited(federation: Federation, name: str) -> None:
+    edited = federation.folder / name
+    edited.write_text("mine")
+    provision.revoke(provision.add_site(federation, "paris", None), "berlin")
+    assert edited.read_text() == "mine"
+
+
 def test_keys_are_for_their_owner_alone_also_in_the_archive(federation: Federation) -> None:
     private = [path for path in federation.folder.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
     assert len(private) == 3  # the CA's, the server's, berlin's

@@ -1,6 +1,7 @@
 """Flip or cut any file of a run, then resume it: the same model and records, or an error that names the damage."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from contextlib import nullcontext
@@ -14,11 +15,14 @@ import torch
 from clients.state.database import StateDatabase
 from clients.state.store import ClientStore
 from fedsign.errors import ClientStateError, DataError, FedSignError, ResumeError
+from fedsign.privacy.secret import MARK as KEY_MARK
+from fedsign.privacy.secret import NAME as KEY
 from fedsign.storage import checkpoints
 from fedsign.storage.digests import read_json, sealed_json, unchained
 from fedsign.storage.results import Record
 from simulations import load_run, run
 from simulations.callbacks.base import Callback
+from simulations.landscape.target import target_of
 from simulations.verify import verify
 
 ROUNDS, STOPPED_AFTER = 6, 5  # with checkpoints after 2, 4 and 6
@@ -33,6 +37,12 @@ EXPERIMENT: dict[str, Any] = {
 LISA = {"name": "lisa", "blocks": "0,2", "num_sampled_layers": 1, "period": 3}
 SETTINGS: dict[str, dict[str, Any]] = {
     "feddyn": {"strategy": {"name": "feddyn"}, "client": {"local_epochs": 1}},
+    "private": {  # with a key, the states of clients, and a best model that is not the last
+        "strategy": {"name": "feddyn"},
+        "client": {"local_epochs": 1, "lr": 2.0},
+        "data": {"validation_fraction": 0.2},
+        "privacy": {"name": "local", "clip_norm": 0.5, "noise_multiplier": 0.1, "delta": 0.01},
+    },
     "scaffold": {
         "strategy": {"name": "scaffold"},
         "client": {"local_epochs": 1},
@@ -52,9 +62,15 @@ class Stop(Callback):
 
 
 def run_in(root: Path, name: str, callbacks: list[Callback], *, seed: int = 0) -> Path:
-    results = {"root": str(root), "checkpoint_every": 2}
+    changes: dict[str, Any] = {"seed": seed, "results": {"root": str(root), "checkpoint_every": 2}}
+    if name == "private":
+        secret = root / "secret"
+        secret.parent.mkdir(parents=True)
+        secret.write_bytes(bytes([seed]) * 32)
+        changes["results"]["keep_best"] = True
+        changes["privacy"] = {**SETTINGS[name]["privacy"], "secret_file": str(secret)}
     with pytest.raises(KeyboardInterrupt) if callbacks else nullcontext():
-        run({**EXPERIMENT, **SETTINGS[name], "seed": seed, "results": results}, callbacks=callbacks)
+        run({**EXPERIMENT, **SETTINGS[name], **changes}, callbacks=callbacks)
     (config,) = root.glob("*/*/config.toml")
     return config.parent
 
@@ -67,7 +83,10 @@ def outcome_of(folder: Path) -> tuple[Any, ...]:
     database = StateDatabase(done.folder.clients)
     states = {key: database.read(*key) for key in last.client_versions.items()}
     database.close()
-    tensors = [checkpoints.load_tensors(done.path / "model.safetensors"), last.served, last.strategy, *states.values()]
+    models = [checkpoints.load_model(done.path / "model.safetensors")]
+    if done.config.results.keep_best:
+        models.append(checkpoints.load_model(done.folder.best))
+    tensors = [*models, last.served, last.strategy, *states.values()]
     return (
         done.rounds,
         [line["round"] for line in done.folder.timings()],
@@ -131,16 +150,31 @@ def test_whatever_is_flipped_or_cut_no_other_model_or_records_come_out_without_a
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A finished run of FedDyn, and one that was stopped after its second checkpoint."""
+    """A finished run, and one that was stopped after its second checkpoint."""
     folder = tmp_path_factory.mktemp("both")
-    return run_in(folder / "finished", "feddyn", []), run_in(folder / "stopped", "feddyn", [Stop()])
+    return run_in(folder / "finished", "private", []), run_in(folder / "stopped", "private", [Stop()])
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same with another seed."""
     folder = tmp_path_factory.mktemp("others")
-    return run_in(folder / "finished", "feddyn", [], seed=1), run_in(folder / "stopped", "feddyn", [Stop()], seed=1)
+    return run_in(folder / "finished", "private", [], seed=1), run_in(folder / "stopped", "private", [Stop()], seed=1)
+
+
+def models_in(folder: Path) -> list[str | Exception]:
+    """What is loaded and analyzed, or why it is not."""
+    found: list[str | Exception] = []
+    for load in (
+        lambda: load_run(folder).model().state_dict(),
+        lambda: load_run(folder).model(best=True).state_dict(),
+        lambda: target_of(folder).tensors,
+    ):
+        try:
+            found.append(checkpoints.tensors_digest(load()))
+        except FedSignError as error:
+            found.append(error)
+    return found
 
 
 def spoil(file: Path, how: str, other: Path) -> None:
@@ -149,7 +183,7 @@ def spoil(file: Path, how: str, other: Path) -> None:
         file.unlink()
     elif how == "cut":
         file.write_bytes(content[: len(content) // 2])
-    elif how == "of another run":
+    elif how.startswith("of another"):
         shutil.copy(other, file)
     else:
         content[-2 if file.suffix == ".safetensors" else len(content) // 3] ^= 4
@@ -162,21 +196,35 @@ def files_read_back(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "how", ["deleted", "of another run", *(pytest.param(how, marks=pytest.mark.slow) for how in ("cut", "flipped"))]
+    "how",
+    [
+        "deleted",
+        "of another run",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("cut", "flipped", "of another name")),
+    ],
 )
 @pytest.mark.parametrize("ended", ["finished", "stopped"])
 def test_every_file_of_a_run_is_restored_or_named_when_it_is(
     tmp_path: Path, both: tuple[Path, Path], others: tuple[Path, Path], ended: str, how: str
 ) -> None:
     """Verifying names it; resuming gives records, model, and states of an undisturbed run, or names it, too."""
-    good, other = (pair[ended == "stopped"] for pair in (both, others))
-    expected = outcome_of(both[0])
+    good, foreign = (pair[ended == "stopped"] for pair in (both, others))
+    expected, models = outcome_of(both[0]), models_in(good)
+    assert not [each for each in models if isinstance(each, Exception)] and models[0] == models[2] != models[1]
     seen: Counter[str] = Counter()
-    for name in files_read_back(good):
-        if how == "of another run" and (good / name).read_bytes() == (other / name).read_bytes():
+    files = files_read_back(good)
+    for name in files:
+        alike = [each for each in files if each.suffix == name.suffix]
+        other = good / alike[alike.index(name) - 1] if how == "of another name" else foreign / name
+        if how.startswith("of another") and (good / name).read_bytes() == other.read_bytes():
             continue  # such as environment.json
         folder = Path(shutil.copytree(good, tmp_path / "spoiled"))
-        spoil(folder / name, how, other / name)
+        spoil(folder / name, how, other)
+        for loaded, undamaged in zip(models_in(folder), models, strict=True):
+            is_named = isinstance(loaded, Exception) and any(
+                each in str(loaded) for each in (name.name, name.parent.name)
+            )
+            assert loaded == undamaged or is_named, f"{name} {how}: {loaded}"
         if (name.suffix, how) != (".sqlite", "flipped"):  # it has room that nothing is in
             said = [f"{file} {damage}" for file, damage in verify(folder) if damage]
             assert any(name.name in each or name.parent.name in each for each in said), f"{name} {how}: {said}"
@@ -191,6 +239,21 @@ def test_every_file_of_a_run_is_restored_or_named_when_it_is(
             seen["restored"] += 1
         shutil.rmtree(folder)
     assert min(seen["named"], seen["restored"]) >= 4, seen
+
+
+def test_a_key_that_is_gone_with_its_mark_or_of_another_run_is_an_error_that_names_it(
+    tmp_path: Path, both: tuple[Path, Path], others: tuple[Path, Path]
+) -> None:
+    """Else, the noise would come from a new stream, without a word."""
+    for source in (None, others[1]):
+        folder = Path(shutil.copytree(both[1], tmp_path / f"spoiled {source is None}"))
+        for name in (KEY, KEY_MARK):
+            (folder / "clients" / name).unlink()
+            if source is not None:
+                shutil.copy(source / "clients" / name, folder / "clients")
+        assert KEY in " ".join(damage for _, damage in verify(folder) if damage)
+        with pytest.raises(ResumeError, match=re.escape(KEY)):
+            run(resume=folder)
 
 
 def test_another_runs_configuration_is_an_error_that_names_both_runs(
@@ -231,7 +294,7 @@ def test_a_run_without_a_manifest_is_read_and_resumed_with_a_word(
     (folder / "manifest.json").unlink()
     config = folder / "config.toml"
     config.write_text("".join(line for line in config.read_text().splitlines(True) if not line.startswith("#")))
-    for state in folder.glob("checkpoints/*/state.json"):
+    for state in (*folder.glob("checkpoints/*/state.json"), folder / "clients" / KEY_MARK):
         content, _ = read_json(state.read_text())
         state.write_text(sealed_json({key: value for key, value in content.items() if key != "run"}))
     run(resume=folder)

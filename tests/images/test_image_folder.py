@@ -397,6 +397,15 @@ def test_images_read_batch_by_batch_are_described_by_some_of_them(tmp_path: Path
     assert data.read_as == ("80 images, of which 32 were examined: all of 16 bits (divided by 65,535)",)
 
 
+def test_another_file_of_the_same_label_changes_the_digest_of_images_that_are_not_in_memory(tmp_path: Path) -> None:
+    folder(tmp_path, bigger(GRAY8))
+    before = listed(tmp_path, in_memory="never").digest()
+    assert listed(tmp_path, in_memory="never").digest() == before
+    image = next(file for file in tmp_path.rglob("*") if file.is_file())
+    image.write_bytes(image.read_bytes() + b"more")
+    assert listed(tmp_path, in_memory="never").digest() != before
+
+
 def test_each_site_and_the_server_say_how_their_images_were_read(tmp_path: Path) -> None:
     for name, values in (("north", GRAY8), ("south", GRAY16), ("test", GRAY8)):
         folder(tmp_path / name, bigger(values), num=5)

@@ -31,6 +31,7 @@ from fedsign.data.normalize import IDENTITY, Normalization
 from fedsign.data.pixels import decoded
 from fedsign.data.splitting import train_test
 from fedsign.errors import DataError
+from fedsign.storage.digests import digest_of
 from fedsign.traits import declares
 
 if TYPE_CHECKING:
@@ -109,6 +110,12 @@ class Listing:
     def __getitem__(self, position: int) -> Tensor:
         """Features [channels, size, size]."""
         return self._fitted(self._read(position)[0])
+
+    @property
+    def fingerprint(self) -> str:
+        """The digest of the files' names and sizes, for images that are not in memory."""
+        names = (f"{Path(file).relative_to(self.folder)} {Path(file).stat().st_size}\n" for file in self._files)
+        return digest_of(*map(str.encode, names))
 
     def samples(self, in_memory: InMemory, *, num_images: int) -> AnySamples:
         """The images as samples, by [Note: in memory or not]; `num_images` counts all folders of the data set."""
