@@ -186,14 +186,6 @@ class WorkingModel:
         """Sent tensors, named like parameters, as an objective sees them: whole."""
         return dict(self.packing.whole(tensors)) if self._rows else tensors
 
-    def frozen(self) -> Tensors:
-        """Copies of the frozen parameters in CPU memory, which a reply does not hold."""
-        own = {name: tensor for name, tensor in self._whole.items() if self.roles.get(name) is Role.FROZEN}
-        return {
-            name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for name, tensor in self.packing.packed(own).items()
-        }
-
     def tensors(self) -> Tensors:
         """The reply's tensors in sent form; dense ones alias the model until the next `load` or step."""
         own = self._tensors or self.module.state_dict()
@@ -205,6 +197,14 @@ class WorkingModel:
 
     def copies(self) -> Tensors:
         """Copies of the reply's tensors in CPU memory; what belongs to the reply already is not copied again."""
+        return self._copies(self.tensors())
+
+    def frozen(self) -> Tensors:
+        """The same of frozen parameters, which a reply does not hold."""
+        own = {name: tensor.detach() for name, tensor in self._whole.items() if self.roles.get(name) is Role.FROZEN}
+        return self._copies(self.packing.packed(own))
+
+    def _copies(self, tensors: Tensors) -> Tensors:
         own = {
             name
             for name, parameter in self._all_parameters.items()
@@ -212,7 +212,7 @@ class WorkingModel:
         }
         return {
             name: tensor.to("cpu", copy=name not in own, memory_format=torch.contiguous_format)
-            for name, tensor in self.tensors().items()
+            for name, tensor in tensors.items()
         }
 
     def release(self) -> None:

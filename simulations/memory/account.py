@@ -218,7 +218,10 @@ class _Run:
 
     @property
     def _copy(self) -> int:
-        return self.trained.copied if self.trained.is_part else self.sizes.sent
+        return self.trained.copied if self.trained.is_part else self.sizes.replied
+
+    def _phase(self, name: str, stays: Mapping[str, int], **moving: int) -> Phase:
+        return Phase.of(name, stays, small=self.trained.small, **moving)
 
     @property
     def _between(self) -> int:
@@ -242,9 +245,9 @@ class _Run:
         """The phases of a process that trains in memory that it has borrowed."""
         stays = {PROGRAM: program, MODEL: self.sizes.frozen}
         built = {**stays, MODEL: max(self.built, self.sizes.frozen)}
-        yield Phase.of(BUILD, built, **{COPY: self._between})
+        yield self._phase(BUILD, built, **{COPY: self._between})
         training = {COPY: self._trains(self._between), **self.step.at_peak, STATE: self.state}
-        yield Phase.of(TRAIN, {**stays, SHARED: lent}, **training)
+        yield self._phase(TRAIN, {**stays, SHARED: lent}, **training)
 
     def on_gpu(self, program: int) -> Iterator[Phase]:
         """The phases of a GPU; see [Note: a GPU]."""
@@ -265,12 +268,12 @@ class _Run:
         earlier = 2 * summed if self.has_others else 0  # the sums of the clients before
         model = sizes.frozen + sizes.sent
         fixed = {PROGRAM: program, MODEL: model, SHARED: lent}
-        yield Phase.of(BUILD, {**fixed, MODEL: max(self.built, models * model), SHARED: 0}, **{COPY: stays})
-        yield Phase.of(TRAIN, fixed, **{**training, SUMS: earlier})
+        yield self._phase(BUILD, {**fixed, MODEL: max(self.built, models * model), SHARED: 0}, **{COPY: stays})
+        yield self._phase(TRAIN, fixed, **{**training, SUMS: earlier})
         aggregated = {COPY: reply + stays, SUMS: 2 * summed, ACTIVATIONS: max(0, norms - reply)}  # it is gone by then
-        yield Phase.of(AGGREGATE, fixed, **aggregated, **{STATE: state})
-        yield Phase.of(EVALUATE, fixed, **{COPY: stays, STATE: state, SUMS: summed, ACTIVATIONS: self.outputs})
-        yield Phase.of(NORM, fixed, **{COPY: stays, STATE: state, SUMS: summed, ACTIVATIONS: norms})
+        yield self._phase(AGGREGATE, fixed, **aggregated, **{STATE: state})
+        yield self._phase(EVALUATE, fixed, **{COPY: stays, STATE: state, SUMS: summed, ACTIVATIONS: self.outputs})
+        yield self._phase(NORM, fixed, **{COPY: stays, STATE: state, SUMS: summed, ACTIVATIONS: norms})
 
 
 def _num_replies(workload: Workload, sent: int) -> int:

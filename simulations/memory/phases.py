@@ -15,7 +15,8 @@ BUILD, TRAIN, REPLY, AGGREGATE, EVALUATE, NORM = "build", "train", "reply", "agg
 SERVER, WORKER, RANK, GPU = "server", "worker", "rank", "GPU"
 
 # Measured on the CPU with glibc (benchmarks/alone/memory.py).
-_HOLES = 0.15  # freed memory that the allocator cannot use again, relative to what comes and goes
+_HOLES = 0.15  # freed memory that the allocator cannot use again, relative to what comes and goes in smaller blocks
+RETURNED = 2**25  # bytes; larger blocks go back to the system: glibc's largest threshold
 
 
 class UnaccountedError(ConfigError):
@@ -30,9 +31,13 @@ class Phase:
     parts: Mapping[str, int]
 
     @classmethod
-    def of(cls, name: str, stays: Mapping[str, int], *, holes: int = 0, **moving: int) -> Self:
-        """A phase with what `stays` through all phases of the process, what comes and goes, and further `holes`."""
-        return cls.exact(name, {**stays, **moving, HEAP: int(_HOLES * sum(moving.values())) + holes})
+    def of(cls, name: str, stays: Mapping[str, int], *, holes: int = 0, small: float = 1.0, **moving: int) -> Self:
+        """A phase with what `stays` through all phases of the process, what comes and goes, and further `holes`.
+
+        `small` is the share of it in blocks that do not go back to the system; activations are taken as such.
+        """
+        freed = sum(size * (1 if part == ACTIVATIONS else small) for part, size in moving.items())
+        return cls.exact(name, {**stays, **moving, HEAP: int(_HOLES * freed) + holes})
 
     @classmethod
     def exact(cls, name: str, given: Mapping[str, int]) -> Self:

@@ -40,6 +40,7 @@ from simulations.memory.phases import (
     MODEL,
     PROGRAM,
     REPLY,
+    RETURNED,
     SHARED,
     STATE,
     TRAIN,
@@ -47,9 +48,6 @@ from simulations.memory.phases import (
     UnaccountedError,
 )
 
-# Of larger blocks, glibc gives the memory back; that of smaller ones, which come and go while others stay, is full of
-# holes, which together are about as large as all of them (benchmarks/alone/memory.py).
-_RETURNED = 2**25  # bytes
 _DOUBLE = 16  # bytes of an element whose square is summed in double precision, with its copy
 
 
@@ -133,7 +131,8 @@ class Shards:
         read = max(flat.cut.padded * flat.dtype.itemsize for flat in flats)
         training = {GATHERED: whole, STATES: moments, ACTIVATIONS: activations, STATE: of_objective}
         replying = {GATHERED: 2 * wide, STATES: moments, STATE: of_objective + results}
-        comes = [size for flat in flats if (size := flat.cut.padded * flat.dtype.itemsize) <= _RETURNED]
+        comes = [size for flat in flats if (size := flat.cut.padded * flat.dtype.itemsize) <= RETURNED]
+        # of those that come and go while others stay, the holes are about as large as all of them
         holes = sum(comes) if at.params is not Granularity.NONE else 0
         yield Phase.of(BUILD, {**kept, GRADIENTS: self._sums(flats, now=False)}, holes=holes // 2, **{GATHERED: read})
         stays = {**given, GRADIENTS: self._sums(flats, now=True)}

@@ -1,5 +1,6 @@
 """What clients train in a round, and what a local step and an evaluation hold, on the meta device."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +21,11 @@ from fedsign.numerics import Numerics, is_low, widened
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import PartTrainer
 from fedsign.optim.low_precision import Masters, StochasticRounding, Updates
+from fedsign.records import replied
 from fedsign.tasks.base import KeepingTask
 from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
-from simulations.memory.phases import COPY
+from simulations.memory.phases import COPY, RETURNED
 
 SizeOf = Callable[[int], int]
 """What an allocator takes for so many bytes."""
@@ -36,11 +38,12 @@ class Sizes:
     """Bytes of a client's model, in the types that are sent."""
 
     sent: int
+    replied: int  # without what no client trains
     own: int  # the same tensors in the types of the model
     frozen: int  # not sent
     unlike: int  # of the tensors that a model holds in another type or layout than they are sent in
     has_masters: bool  # clients train float32 copies of their model's tensors
-    largest: int  # of all tensors, in elements
+    largest: int  # of the tensors in a reply, in elements
 
     @classmethod
     def of(cls, model: WorkingModel, numerics: Numerics, size_of: SizeOf) -> Self:
@@ -54,13 +57,15 @@ class Sizes:
         unlike = [tensor for tensor in tensors.values() if has_masters and is_low(tensor)]
         if not has_masters and numerics.takes_channels_last(module):
             unlike = [parameter for parameter in module.parameters() if parameter.dim() == 4]
+        sent = {name: num * _itemsize(tensors[name], is_wide=has_masters) for name, num in nums.items()}
         return cls(
-            sent=sum(num * _itemsize(tensors[name], is_wide=has_masters) for name, num in nums.items()),
+            sent=sum(sent.values()),
+            replied=sum(replied(sent, model.roles).values()),
             own=own,
             frozen=max(0, held - own),
             unlike=sum(tensor.nbytes for tensor in unlike),
             has_masters=has_masters,
-            largest=max((tensor.numel() for tensor in tensors.values()), default=0),
+            largest=max((tensors[name].numel() for name in replied(sent, model.roles)), default=0),
         )
 
 
@@ -71,6 +76,7 @@ class Trained:
     num: int  # of parameters
     copied: int  # by the client that trains most
     summed: int  # by all of them
+    small: float  # the share of `copied` in blocks that the allocator keeps
     is_part: bool
 
 
@@ -102,14 +108,17 @@ def trained_in(workload: Workload, model: WorkingModel, optimizer: Any, size_of:
     else:
         of_clients = [{name for name, each in parameters.items() if each.requires_grad}]
 
-    def size(names: set[str], *, is_wide: bool) -> int:
-        return sum(size_of(model.sizes[name] * _itemsize(parameters[name], is_wide=is_wide)) for name in names)
+    def size(names: set[str], *, is_wide: bool, below: float = math.inf) -> int:
+        sizes = (size_of(model.sizes[name] * _itemsize(parameters[name], is_wide=is_wide)) for name in names)
+        return sum(each for each in sizes if each < below)
 
     most = max(of_clients, key=partial(size, is_wide=is_wide))
+    copied = size(most, is_wide=is_wide)
     return Trained(
         num=sum(model.sizes[name] for name in most),
-        copied=size(most, is_wide=is_wide),
+        copied=copied,
         summed=size(set().union(*of_clients), is_wide=True),  # in at least float32
+        small=size(most, is_wide=is_wide, below=RETURNED) / max(1, copied),
         is_part=OptimizerTraits.of(config.client.optimizer.name).trains_part,
     )
 

@@ -159,6 +159,11 @@ def with_frozen(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return model
 
 
+def mostly_frozen(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    hidden = [nn.Linear(1024 if index else 64, 1024).requires_grad_(False) for index in range(5)]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(1024, num_outputs))
+
+
 def test_frozen_parameters_are_counted_as_such() -> None:
     digits = ("--set", f"model.name={__name__}:with_frozen", "--set", "client.optimizer.name=adam")
     trained, frozen = 50 * 10 + 10, 64 * 50 + 50
@@ -166,6 +171,14 @@ def test_frozen_parameters_are_counted_as_such() -> None:
     found = json.loads(said(*digits, "--json"))
     assert (found["num_parameters"], found["num_frozen"]) == (trained + frozen, frozen)
     assert found["num_trained"] == trained
+
+
+def test_a_frozen_model_is_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no client trains is copied by nobody: the server's initial model, and its clients', borrow it."""
+    model = {"name": f"{__name__}:mostly_frozen"}
+    digits = {"task": "classification", "data": {"name": "digits"}, "model": model}
+    found = checked(from_dict(tree(tmp_path, **digits)), monkeypatch)
+    assert max(map(tensors_of, phases_of(found))) < 1.3 * 4 * found.num_parameters
 
 
 def test_the_table_names_the_phase_of_the_peak_and_what_fits(tmp_path: Path) -> None:
