@@ -6,7 +6,7 @@ model that is sent, T of what clients train of it in a round, F of frozen weight
 that a model holds in another type or layout than they are sent in:
 
     build       P + F, or the model while it is built
-    train       P + F + C + step               C: the client's copy, T, and P where the client's model is small or whole
+    train       P + F + C + step               C: the client's copy, T, and P where the client's model is small
     aggregate   P + F + 3 T                    the reply, the sum of updates, and the mean
     evaluate    P + F + T + outputs            the former model is held until the next round
     norm        P + F + T + 8 x the largest tensor's elements, for norms in double precision
