@@ -130,7 +130,6 @@ class RunFolder:
         """`{"status": "finished" | "failed" | "unfinished", ...}`."""
         if (self.path / _OUTCOME).exists():
             return self.bound(_OUTCOME)
-        # also after a kill right before it was written
         lost = {"error": f"{self.path / _OUTCOME} is missing; resume the run"} if "end" in self.manifest else {}
         return {"status": "unfinished", **lost}
 
@@ -265,8 +264,7 @@ class RunFolder:
         if rounds != list(range(1, round + 1)):
             raise ResumeError(
                 f"{self.path / 'rounds.jsonl'} does not hold one record for each of the rounds 1 to {round} that the "
-                "newest "
-                f"checkpoint has behind it (found: {len(rounds)}); restore the file from a copy, or start a new run."
+                f"newest checkpoint has behind it (found: {len(rounds)}); restore it from a copy, or start a new run."
             )
         remove_partials(self.path)
         remove_partials(self.checkpoints)
