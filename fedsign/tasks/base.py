@@ -20,8 +20,8 @@ class ModelLoss:
     """The loss that a model computes by itself: its output in a pass with labels."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The outputs themselves."""
-        return outputs
+        """The outputs; 0, with a zero gradient, for a batch without scored tokens, whose mean is NaN."""
+        return outputs if (targets != IGNORED).any() else outputs.nan_to_num()
 
 
 def num_terms(task: Task, targets: Tensor) -> float:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from fedsign.config import from_dict
 from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
+from fedsign.tasks.base import IGNORED, ModelLoss
 from fedsign.tasks.documents import split
 from fedsign.workload import Workload
 from simulations import run
@@ -137,3 +138,13 @@ def test_a_mixture_of_experts_trains_with_its_balancing_loss(tmp_path: Path) -> 
     assert not torch.allclose(task[gate], own[gate], rtol=0, atol=1e-4)
     for name, parameter in model.named_parameters():
         assert torch.allclose(own[name], parameter - LR * parameter.grad, rtol=0, atol=1e-6), name
+
+
+def test_a_batch_without_scored_tokens_moves_nothing() -> None:
+    """A block that holds a part of a long prompt alone."""
+    model, targets = decoder((4,), 20), torch.full((2, 4), IGNORED)
+    own = model(input_ids=torch.ones(2, 4, dtype=torch.int64), labels=targets, shift_labels=targets).loss
+    loss = ModelLoss().loss(own, targets)
+    loss.backward()
+    assert own.isnan() and loss == 0
+    assert not any(parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
