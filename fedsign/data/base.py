@@ -320,13 +320,14 @@ def normalized(dataset: Dataset, preset: Preset, constants: Normalization = IDEN
                     f"data.mean has {len(constants.shift)} numbers and a sample {num_channels} channels; expected "
                     "one number for each."
                 )
-    return replace(
-        dataset,
-        train=dataset.train.normalized(normalization),
-        test=dataset.test.normalized(normalization),
-        validation=None if dataset.validation is None else dataset.validation.normalized(normalization),
-        normalization=normalization,
-    )
+    changed = with_samples(dataset, lambda samples: samples.normalized(normalization))
+    return replace(changed, normalization=normalization)
+
+
+def with_samples(dataset: Dataset, change: Callable[[AnySamples], AnySamples]) -> Dataset:
+    """The data set with changed samples for training, test, and validation."""
+    held = None if dataset.validation is None else change(dataset.validation)
+    return replace(dataset, train=change(dataset.train), test=change(dataset.test), validation=held)
 
 
 def _measured(train: AnySamples, preset: Literal["per_channel", "unit"]) -> Normalization:

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Dataset, LazySamples
@@ -189,27 +188,19 @@ def _check_tokens(samples: AnySamples, vocabulary_size: int, prefix: str) -> Non
         )
     if features.ndim == 3:
         features, positions = features.unbind(dim=-1)
-        _check_positions(positions, prefix)
+        steps = positions.diff(dim=1, prepend=positions.new_full((len(positions), 1), -1))
+        if not ((positions == 0) | (steps == 1)).all():
+            raise DataError(
+                f"{prefix} text with positions that do not count the tokens of each document; expected 0, 1, 2 ... "
+                "from the start of each block, and 0 again where a document begins."
+            )
     scored = targets[targets != IGNORED]
     if not len(scored):
         raise DataError(
             f"{prefix} text of which no token is scored; expected at least one target that is not {IGNORED}."
         )
-    if not (_are_labels(features, vocabulary_size) and _are_labels(scored, vocabulary_size)):
+    if not all(int(each.min()) >= 0 and int(each.max()) < vocabulary_size for each in (features, scored)):
         raise DataError(
             f"{prefix} tokens that are not from 0 to {vocabulary_size - 1}, as its tokenizer's are; use the same "
             "tokenizer for both."
         )
-
-
-def _check_positions(positions: Tensor, prefix: str) -> None:
-    steps = positions.diff(dim=1, prepend=positions.new_full((len(positions), 1), -1))
-    if not ((positions == 0) | (steps == 1)).all():
-        raise DataError(
-            f"{prefix} text with positions that do not count the tokens of each document; expected 0, 1, 2 ... from "
-            "the start of each block, and 0 again where a document begins."
-        )
-
-
-def _are_labels(targets: Tensor, num_classes: int) -> bool:
-    return not targets.is_floating_point() and int(targets.min()) >= 0 and int(targets.max()) < num_classes

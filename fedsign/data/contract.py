@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsign.data.arrays import array_of, check_finite, dtype_name, scaled, tensor_of
-from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
+from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples, with_samples
 from fedsign.data.labels import read_owners, read_targets
 from fedsign.errors import DataError
 
@@ -70,12 +70,7 @@ def check_alike(dataset: Dataset, *, where: str) -> None:
 
 def with_numbers(dataset: Dataset) -> Dataset:
     """The data set with integer features as float32, for models that compute with them."""
-    changed = replace(
-        dataset,
-        train=_as_numbers(dataset.train),
-        test=_as_numbers(dataset.test),
-        validation=None if dataset.validation is None else _as_numbers(dataset.validation),
-    )
+    changed = with_samples(dataset, _as_numbers)
     if isinstance(dataset.train, LazySamples) or dataset.train.features.is_floating_point():
         return changed
     said = "integer features are read as numbers; a model of your own gets them as integers, such as tokens."
@@ -85,8 +80,6 @@ def with_numbers(dataset: Dataset) -> Dataset:
 def _as_numbers(samples: AnySamples) -> AnySamples:
     if isinstance(samples, LazySamples):
         return replace(samples, keeps_integers=False)
-    if samples.features.is_floating_point():
-        return samples
     return replace(samples, features=samples.features.float())
 
 

@@ -5,10 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fedsign.data.base import Samples
 from fedsign.errors import DataError, nearest
@@ -19,8 +16,8 @@ def folder_of(root: str) -> Path:
     return Path(root).expanduser()
 
 
-def images(pixels: Tensor, labels: Tensor, *, where: Path) -> Samples:
-    """Bytes [n, C, H, W] as fractions in [0, 1], with their labels [n].
+def images(pixels: Any, labels: Any, *, where: Path) -> Samples:
+    """Bytes [n, C, H, W] as fractions in [0, 1], with their labels [n]; tensors, arrays, or lists.
 
     Raises:
         DataError: the numbers of images and labels differ.
@@ -28,12 +25,8 @@ def images(pixels: Tensor, labels: Tensor, *, where: Path) -> Samples:
     if len(pixels) != len(labels):
         raise DataError(f"{where} holds {len(pixels)} images but {len(labels)} labels; fetch the files again.")
     # contiguous first, while they are bytes: `to` alone would keep permuted strides
-    return Samples(features=pixels.contiguous().to(torch.float32).div_(255), targets=labels.to(torch.int64))
-
-
-def tensor_of(values: npt.ArrayLike) -> Tensor:
-    """An array or a list of numbers as a tensor."""
-    return torch.from_numpy(np.asarray(values))
+    features = torch.as_tensor(pixels).contiguous().to(torch.float32).div_(255)
+    return Samples(features=features, targets=torch.as_tensor(labels).to(torch.int64))
 
 
 def check_present(name: str, folder: Path, files: Sequence[str], remedy: str) -> None:

@@ -128,11 +128,9 @@ def _of_integers(
         names = class_names or tuple(map(str, range(train.shape[1])))
         _check_names(names, train.shape[1], f"{where} training targets")
         return Targets(train=train, test=test, class_names=names, read_as=tuple(read_as))
-    if TargetKind.CLASS not in kinds:
+    if class_names or TargetKind.CLASS not in kinds:
         both = both[both >= 0]  # a negative label of a mask is not scored
         return Targets(train=train, test=test, class_names=class_names or _numbers(both, where), read_as=tuple(read_as))
-    if class_names:
-        return Targets(train=train, test=test, class_names=class_names, read_as=tuple(read_as))
     known = both.unique()
     if known[0] < 1 and known.tolist() != [-1, 1]:
         return Targets(train=train, test=test, class_names=_numbers(known, where), read_as=tuple(read_as))

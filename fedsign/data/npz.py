@@ -18,7 +18,7 @@ import torch
 from numpy.lib.format import MAGIC_PREFIX
 from pydantic import Field
 
-from fedsign.data.base import Dataset, IntArray, Samples
+from fedsign.data.base import Dataset, Samples
 from fedsign.data.contract import met
 from fedsign.data.files import check_classes
 from fedsign.data.splitting import train_test
@@ -42,7 +42,7 @@ def npz(
         train, test = (_samples(arrays, part, channels, file) for part in ("_train", "_test"))
     elif {"x", "y"} <= arrays.keys():
         whole = _samples(arrays, "", channels, file)
-        train, test = (_chosen(whole, rows) for rows in train_test(len(whole.targets), seed, test_fraction))
+        train, test = (whole[rows] for rows in train_test(len(whole), seed, test_fraction))
     else:
         raise DataError(
             f"{file} holds the arrays {', '.join(sorted(arrays)) or 'none'}; expected x_train, y_train, x_test "
@@ -87,17 +87,10 @@ def _samples(arrays: Arrays, part: str, channels: str, file: Path) -> Samples:
         sizes = f"x of the shape {list(x.shape)} and y of {list(y.shape)}"
         raise DataError(f"{file} holds {sizes}; expected one sample a row in x, and one target (and owner) for each.")
     for name in (f"x{part}", f"y{part}"):
-        _check_finite(name, arrays[name], file)
+        if arrays[name].dtype.kind == "f":
+            _check_finite(name, arrays[name], file)
     features: Any = np.moveaxis(x, -1, 1) if channels == "last" else x
     return Samples(features=features, targets=cast(Any, y), owners=cast(Any, owners))
-
-
-def _chosen(whole: Samples, rows: IntArray) -> Samples:
-    return Samples(
-        features=whole.features[rows],
-        targets=whole.targets[rows],
-        owners=None if whole.owners is None else whole.owners[rows],
-    )
 
 
 def _is_real(arrays: Arrays) -> bool:
@@ -106,8 +99,6 @@ def _is_real(arrays: Arrays) -> bool:
 
 
 def _check_finite(name: str, values: npt.NDArray[Any], file: Path) -> None:
-    if values.dtype.kind not in "f":
-        return
     wrong = ~np.isfinite(values)
     if num := int(wrong.sum()):
         at = np.unravel_index(int(wrong.argmax()), values.shape)

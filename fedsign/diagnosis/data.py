@@ -157,19 +157,11 @@ def _target_scale(data: Examined) -> Found | None:
     return Found(low=mean, high=rms, remedy=remedy)
 
 
-def _constant(data: Examined) -> Found | None:
-    return found_columns(data, data.constant.tolist())
-
-
 def _repeated(data: Examined) -> Found | None:
     found = data.repeated
     named = found_columns(data, list(found))
     verb = "equals" if len(found) == 1 else "equal"
     return named and named._replace(what=f"{named.what} {verb} {data.named(sorted(set(found.values())))}")
-
-
-def _duplicates(data: Examined) -> Found | None:
-    return _many(data, data.num_duplicates, len(data.keys[0]), "training")
 
 
 def _shared(data: Examined) -> Found | None:
@@ -190,10 +182,6 @@ def _gray(data: Examined) -> Found | None:
     num, total = data.gray
     few = min(num, total - num)
     return Found(num=num, total=total, remedy=_one_mode(data)) if few and few >= _GRAY_SHARE * total else None
-
-
-def _blank(data: Examined) -> Found | None:
-    return Found(num=data.blank[0], total=data.blank[1]) if data.blank[0] else None
 
 
 def _one_mode(data: Examined) -> str:
@@ -288,13 +276,13 @@ RULES: tuple[DataRule, ...] = (
     *table.RULES,
     data_rule(
         "constant-features",
-        _constant,
+        lambda data: found_columns(data, data.constant.tolist()),
         "{found.num} of {found.total} features have one value in all training samples ({found.what})",
     ),
     data_rule("duplicate-features", _repeated, "{found.num} of {found.total} features repeat others ({found.what})"),
     data_rule(
         "duplicate-samples",
-        _duplicates,
+        lambda data: _many(data, data.num_duplicates, len(data.keys[0]), "training"),
         "{found.num:,} of {found.total:,} training samples repeat others, feature by feature",
         "leave out what was copied, or ignore this if equal samples are to be expected",
     ),
@@ -310,7 +298,7 @@ RULES: tuple[DataRule, ...] = (
     ),
     data_rule(
         "constant-images",
-        _blank,
+        lambda data: Found(num=data.blank[0], total=data.blank[1]) if data.blank[0] else None,
         "{found.num:,} of {found.total:,} training images have one value in all pixels",
         "look at some of them as the model receives them (workload.dataset.train.features), and correct or remove them",
     ),

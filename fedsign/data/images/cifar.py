@@ -5,7 +5,7 @@ rounded as in most code.
 """
 
 from fedsign.data.base import Dataset
-from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged, tensor_of
+from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged
 from fedsign.data.normalize import Normalization
 from fedsign.torchvision_shim import torchvision
 
@@ -33,7 +33,5 @@ def _load(name: str, root: str, normalization: Normalization) -> Dataset:
     with sentence_where_damaged(folder):  # the reader verifies MD5 sums
         parts = [reader(parent, train=train, download=False) for train in (True, False)]
     # stored as [n, H, W, C]
-    train, test = (
-        images(tensor_of(part.data).permute(0, 3, 1, 2), tensor_of(part.targets), where=folder) for part in parts
-    )
+    train, test = (images(part.data.transpose(0, 3, 1, 2), part.targets, where=folder) for part in parts)
     return Dataset(train=train, test=test, class_names=tuple(parts[0].classes), normalization=normalization)

@@ -5,7 +5,7 @@ channel of the 73,257 training images.
 """
 
 from fedsign.data.base import Dataset
-from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged, tensor_of
+from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged
 from fedsign.data.normalize import Normalization
 from fedsign.torchvision_shim import torchvision
 
@@ -22,5 +22,5 @@ def svhn(seed: int, *, root: str = "data") -> Dataset:
     with sentence_where_damaged(folder):  # the reader verifies MD5 sums
         parts = [reader(folder, split=split, download=False) for split in ("train", "test")]
     # torchvision has already turned label 10 into 0, and images into [n, C, H, W]
-    train, test = (images(tensor_of(part.data), tensor_of(part.labels), where=folder) for part in parts)
+    train, test = (images(part.data, part.labels, where=folder) for part in parts)
     return Dataset(train=train, test=test, class_names=tuple(str(digit) for digit in range(10)), normalization=_SVHN)

@@ -79,8 +79,7 @@ class HuggingFace:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text, without special tokens."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The text's tokens, and the first and last character (exclusive) of each.
@@ -107,8 +106,7 @@ class HuggingFace:
         Raises:
             DataError: the template rejects the conversation.
         """
-        text: str = self._templated(conversation, tokenize=False, add_generation_prompt=asks)
-        return text
+        return str(self._templated(conversation, tokenize=False, add_generation_prompt=asks))
 
     def chat_tokens(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         """A conversation's tokens by a chat template that marks answers, and a mask of the answers.
