@@ -20,7 +20,7 @@ from clients.trainer import LocalTrainer
 from clients.watchdog import ended_after
 from fedsign.errors import ReplyError
 from fedsign.extensions import extensions
-from fedsign.federation.encoding import UpdateEncoding, encoded
+from fedsign.federation.encoding import UpdateEncoding, converted
 from fedsign.flower import clipping, in_process, wire
 from fedsign.records import Failure, TrainReply, failure_of, one_by_one
 from fedsign.versions import versions
@@ -114,6 +114,6 @@ def _as_message(result: TrainReply | Failure, request: Message, encoding: Update
     # clip before encoding: the bound is on the model's tensors, and an encoding may send others in their place
     reply = clipping.honor(wire.pack_reply(result, request), request)
     if encoding is not None:
-        sent = encoded(encoding, wire.unpack_reply(reply), wire.unpack_request(request).tensors)
+        sent = converted(encoding.encode, wire.unpack_reply(reply), wire.unpack_request(request).tensors)
         wire.replace_arrays(reply, sent.tensors)
     return reply

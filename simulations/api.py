@@ -11,7 +11,7 @@ import logging
 import platform
 import subprocess
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -232,8 +232,7 @@ def _failed(error: BaseException) -> Record:
 def _conclude(folder: RunFolder, outcome: Record, callbacks: list[Callback]) -> None:
     """Write the outcome and notify the callbacks; on a full disk, the run's own error is the one to raise."""
     # the outcome first: a callback that fails must not hide how the run ended
-    ends: list[Callable[[Record], None]] = [folder.conclude]
-    for end in [*ends, *(callback.on_end for callback in callbacks)]:
+    for end in (folder.conclude, *(callback.on_end for callback in callbacks)):
         try:
             end(outcome)
         except FedSignError:
@@ -335,8 +334,7 @@ def _check_tree(experiment: object) -> None:
     if experiment is not None and not isinstance(experiment, Mapping):
         raise ConfigError(
             f"the experiment {experiment!r} was given, but expected a configuration or a dictionary of changes, "
-            "such as "
-            '{"rounds": 60}; fedsign.config.load(Path("experiment.toml")) reads a file.'
+            'such as {"rounds": 60}; fedsign.config.load(Path("experiment.toml")) reads a file.'
         )
 
 

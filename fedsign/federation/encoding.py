@@ -56,18 +56,8 @@ class UpdateEncoding:
         """Restore a checkpoint."""
 
 
-def encoded(encoding: UpdateEncoding, reply: TrainReply, received: Tensors) -> TrainReply:
-    """The reply as the client sends it; raises ReplyError if encoding fails."""
-    return _converted(encoding.encode, reply, received)
-
-
-def decoded(encoding: UpdateEncoding, reply: TrainReply, received: Tensors) -> TrainReply:
-    """The reply with the model's tensors restored; raises ReplyError if decoding fails."""
-    return _converted(encoding.decode, reply, received)
-
-
-def _converted(convert: Callable[[TrainReply, Tensors], Tensors], reply: TrainReply, received: Tensors) -> TrainReply:
-    """Any error of a conversion fails that client only."""
+def converted(convert: Callable[[TrainReply, Tensors], Tensors], reply: TrainReply, received: Tensors) -> TrainReply:
+    """The reply after an encoding's `encode` or `decode`; raises ReplyError if that fails: the client's failure."""
     try:
         tensors = convert(reply, received)
         if not (isinstance(tensors, dict) and all(isinstance(tensor, Tensor) for tensor in tensors.values())):

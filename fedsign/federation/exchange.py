@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsign.errors import ReplyError, RoundError
 from fedsign.federation import counters
 from fedsign.federation.aggregation import LARGEST_VALUE, Dispersion, in_slot_order, is_finite
-from fedsign.federation.encoding import UpdateEncoding, decoded, encoded
+from fedsign.federation.encoding import UpdateEncoding, converted
 from fedsign.records import (
     LOST_UPDATES,
     CohortReply,
@@ -301,8 +301,8 @@ class DirectExchange(Exchange):
             sent = reply.tensors
             if self.encoding is not None:
                 # a lossy encoding must act as it does over messages
-                message = encoded(self.encoding, reply, request.tensors)
-                sent, reply = message.tensors, decoded(self.encoding, message, request.tensors)
+                message = converted(self.encoding.encode, reply, request.tensors)
+                sent, reply = message.tensors, converted(self.encoding.decode, message, request.tensors)
             check_shapes(
                 reply.tensors,
                 reply.extra,

@@ -87,19 +87,15 @@ class ParametersOnly:
 
     def _meant(self, arrays: ArrayRecord) -> ArrayRecord:
         """The inverse of `_shown`."""
-        meant = ArrayRecord()
-        for name, array in arrays.items():
-            meant[name] = array
+        meant = filled(ArrayRecord(), arrays)
         given = to_tensors(filled(ArrayRecord(), {name: arrays[name] for name in self._complex if name in arrays}))
         meant.update(to_record({name: torch.view_as_complex(tensor.contiguous()) for name, tensor in given.items()}))
         return meant
 
     def _of_role(self, arrays: ArrayRecord, role: Role) -> ArrayRecord:
-        chosen = ArrayRecord()
-        for name, array in arrays.items():
-            if self._roles.get(name, Role.PARAMETER) == role:  # unknown names are left to the strategy
-                chosen[name] = array
-        return chosen
+        # unknown names are left to the strategy
+        chosen = {name: array for name, array in arrays.items() if self._roles.get(name, Role.PARAMETER) == role}
+        return filled(ArrayRecord(), chosen)
 
 
 def release(replies: Iterable[Message]) -> None:
@@ -120,7 +116,5 @@ def _model_in(content: RecordDict) -> tuple[str, ArrayRecord]:
 
 def _in_order(record: ArrayRecord, roles: Mapping[str, Role]) -> ArrayRecord:
     """Sort a record in the order of the model's `state_dict`, as strategies assume; unknown names come last."""
-    ordered = ArrayRecord()
-    for name in [*(name for name in roles if name in record), *(name for name in record if name not in roles)]:
-        ordered[name] = record[name]
-    return ordered
+    names = [*(name for name in roles if name in record), *(name for name in record if name not in roles)]
+    return filled(ArrayRecord(), {name: record[name] for name in names})

@@ -7,7 +7,7 @@ from typing import TypeVar
 from flwr.app import Message
 
 from fedsign.errors import FedSignError, ReplyError
-from fedsign.federation.encoding import UpdateEncoding, decoded
+from fedsign.federation.encoding import UpdateEncoding, converted
 from fedsign.federation.exchange import MaxExamples, check_claims, check_finite, check_numbers, check_shapes
 from fedsign.flower import wire
 from fedsign.flower.array import to_tensors
@@ -49,7 +49,7 @@ def checked(
         raise ReplyError(f"the reply is for partition {sent.partition}; expected partition {partition}.")
     served, reply = replied(to_tensors(wire.arrays_of(request.content)), roles), sent
     if encoding is not None:
-        reply = decoded(encoding, sent, served)
+        reply = converted(encoding.decode, sent, served)
         wire.replace_arrays(message, reply.tensors)
     # after decoding: an encoding may send any names, shapes and dtypes
     check_shapes(reply.tensors, reply.extra, like=served, is_partial=encoding is not None)

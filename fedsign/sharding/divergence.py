@@ -94,8 +94,7 @@ class Trail:
         mine, found = dict(self._recent), self._key("difference")
         store.set(self._key(self._rank), json.dumps([*mine.items()]))
         if store.check([found]):
-            difference: str = store.get(found).decode()
-            return difference
+            return str(store.get(found).decode())
         for other in range(self._ranks):
             if other != self._rank and store.check([self._key(other)]):
                 theirs: dict[int, str] = dict(json.loads(store.get(self._key(other))))

@@ -15,7 +15,7 @@ Client states live with the clients, versioned (see [Note: versions of client st
 
 import logging
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,10 +145,7 @@ def missing(run: RunFolder) -> list[Path]:
 def files_of(path: Path) -> set[str]:
     """The names of a checkpoint's files with tensors."""
     with _damage_reported(path):
-        state = _state(path)
-        return {f"{name}.safetensors" for name in state.get("files", ())} or {
-            f.name for f in path.glob("*.safetensors")
-        }
+        return {f"{name}.safetensors" for name in _names(path, _state(path))}
 
 
 def client_versions_on_disk(folder: Path) -> dict[int, dict[int, int]]:
@@ -205,9 +202,7 @@ def load(path: Path) -> Checkpoint:
     """
     with _damage_reported(path):
         state = _state(path)
-        # by the manifest: a missing file must raise, not look like an optional one
-        names = state["files"] if state["format"] == FORMAT else {file.stem for file in path.glob("*.safetensors")}
-        tables = {name: _read(path, name, state) for name in names}
+        tables = {name: _read(path, name, state) for name in _names(path, state)}
         return Checkpoint(
             round=state["round"],
             served=tables["served"],
@@ -343,6 +338,11 @@ def _state(path: Path) -> dict[str, Any]:
         raise ValueError("state.json: its digest is missing")
     RunFolder(path.parent.parent).check_owner(state.get("run", ""))
     return state
+
+
+def _names(path: Path, state: Mapping[str, Any]) -> Iterable[str]:
+    """By the manifest, if it is in the format: a missing file must raise, not look like an optional one."""
+    return state["files"] if state["format"] == FORMAT else {file.stem for file in path.glob("*.safetensors")}
 
 
 def _read(path: Path, name: str, state: Mapping[str, Any]) -> Tensors:

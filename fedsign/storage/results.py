@@ -218,13 +218,6 @@ class RunFolder:
             self._write_manifest(manifest)
         write_text(self.path / _OUTCOME, digests.sealed_json(outcome))
 
-    def _reopen(self) -> None:
-        """Forget the end of a run that goes on."""
-        (self.path / _OUTCOME).unlink(missing_ok=True)  # may also be a foreign one
-        if (manifest := self.manifest).pop("end", None):
-            del manifest["files"][_OUTCOME]
-            self._write_manifest(manifest)
-
     def _write_manifest(self, content: Mapping[str, Any]) -> None:
         write_text(self.path / MANIFEST, digests.sealed_json(content))
 
@@ -268,7 +261,11 @@ class RunFolder:
             )
         remove_partials(self.path)
         remove_partials(self.checkpoints)
-        self._reopen()  # first: a run whose records are cut must not look finished
+        # first: a run whose records are cut must not look finished
+        (self.path / _OUTCOME).unlink(missing_ok=True)  # may also be a foreign one
+        if (manifest := self.manifest).pop("end", None):
+            del manifest["files"][_OUTCOME]
+            self._write_manifest(manifest)
         # not privacy.jsonl: what was released stays released
         self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "findings.jsonl", "sites.jsonl")
         keep_records(self.path / "members.jsonl")  # keep later events: repeating the rounds does not repeat them
