@@ -14,7 +14,7 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -306,12 +306,10 @@ def _recorded(root: nn.Module, act: Callable[[], object]) -> Recorded:
     def record(name: str, module: nn.Module, given: Any, outputs: Any) -> None:
         found.append((name, _digest(given), _digest(outputs)))
 
-    handles = [module.register_forward_hook(partial(record, name)) for name, module in root.named_modules()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in root.named_modules():
+            hooks.enter_context(module.register_forward_hook(partial(record, name)))
         act()
-    finally:
-        for handle in handles:
-            handle.remove()
     given = next((given for name, given, _ in reversed(found) if not name), "")
     return [("", given, given), *found]
 

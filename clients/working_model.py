@@ -44,6 +44,7 @@ from fedsign.workload import Workload
 
 LARGE_BYTES = 2**26  # of a model whose copies matter; a smaller one is loaded in fewer operators
 _ALIGNMENT = 64  # of torch's allocator on the CPU, in bytes
+_CUSTOMIZED = ("state_dict", "_save_to_state_dict", "load_state_dict", "get_extra_state")
 
 
 class WorkingModel:
@@ -371,11 +372,8 @@ def _loads_plainly(model: nn.Module) -> bool:
     for module in model.modules():
         # BatchNorm overrides it only to add a counter that old checkpoints lack
         loads = type(module)._load_from_state_dict is nn.Module._load_from_state_dict or isinstance(module, BATCH_NORMS)
-        says = type(module).state_dict is nn.Module.state_dict
-        saves = type(module)._save_to_state_dict is nn.Module._save_to_state_dict
-        asks = type(module).load_state_dict is nn.Module.load_state_dict
+        own = [name for name in _CUSTOMIZED if getattr(type(module), name) is not getattr(nn.Module, name)]
         hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks or module._state_dict_hooks
-        extra = type(module).get_extra_state is not nn.Module.get_extra_state
-        if extra or hooks or not (loads and says and saves and asks):
+        if own or hooks or not loads:
             return False
     return True

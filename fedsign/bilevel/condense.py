@@ -115,8 +115,7 @@ class Condensation:
             of_class = (train.targets == label).nonzero().flatten()
             if config.start != "noise" and not len(of_class):
                 raise DataError(f"class {label} has no training image to start from; expected one, or start=noise.")
-            for _ in range(config.images_per_class):
-                images.append(self._first_image(of_class, generator))
+            images += [self._first_image(of_class, generator) for _ in range(config.images_per_class)]
         meta = {IMAGES: torch.stack(images).to(self.device)}
         if config.soft_labels:
             num_classes = self.dataset.num_outputs

@@ -16,6 +16,7 @@ D = number of parameters, P = points, K = directions.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -258,11 +259,9 @@ def _activation_bytes(model: nn.Module, features: Tensor) -> int:
         tensors = [each for each in (*given, made) if isinstance(each, Tensor)]
         sizes.append(sum(each.numel() * each.element_size() for each in tensors))
 
-    handles = [module.register_forward_hook(note) for module in model.modules() if not [*module.children()]]
-    try:
-        with torch.no_grad():
-            model(features)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for module in model.modules():
+            if not [*module.children()]:
+                hooks.enter_context(module.register_forward_hook(note))
+        model(features)
     return max(sizes)

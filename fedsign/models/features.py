@@ -70,11 +70,8 @@ def recorded_features(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
         # the latest only: an older one would keep its graph alive
         captured[:] = inputs[:1]
 
-    handle = classifier.register_forward_pre_hook(record)
-    try:
+    with classifier.register_forward_pre_hook(record):
         yield latest
-    finally:
-        handle.remove()
 
 
 def forward_with_features(

@@ -93,7 +93,8 @@ def _step(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[s
     # counted per matrix: one that has no gradient in a step does not age
     if steps % group["update_proj_gap"] == 0:
         state["projector"] = projector_of(gradient, group["rank"])
-    reduced = _reduced(gradient, state["projector"])
+    projector = state["projector"]
+    reduced = gradient @ projector if len(gradient) >= gradient.shape[1] else projector.T @ gradient
     if not steps:
         # a CPU tensor, as in torch's optimizers: load_state_dict does not cast or move `step`
         state["step"] = torch.zeros(())
@@ -122,10 +123,6 @@ def projector_of(gradient: Tensor, rank: int) -> Tensor:
     found = right.T if len(gradient) >= gradient.shape[1] else left
     projector: Tensor = found[:, :rank].to(gradient.dtype)
     return projector.clone(memory_format=torch.contiguous_format)  # frees the rest of the factor
-
-
-def _reduced(gradient: Tensor, projector: Tensor) -> Tensor:
-    return gradient @ projector if len(gradient) >= gradient.shape[1] else projector.T @ gradient
 
 
 def _in_full(direction: Tensor, projector: Tensor, weight: Tensor) -> Tensor:

@@ -4,12 +4,6 @@ from fedsign.compatibility import Chosen, Experiment
 from fedsign.optim.displacement import is_linear, unit_displacement
 from fedsign.rules import Rule
 
-
-def _has_several_rates(experiment: Experiment) -> bool:
-    optimizer = experiment.optimizer
-    return is_linear(optimizer) and unit_displacement(optimizer, 1) is None
-
-
 RULES: tuple[Rule[Experiment], ...] = (
     Rule(
         lambda experiment: (
@@ -24,12 +18,12 @@ RULES: tuple[Rule[Experiment], ...] = (
     Rule(
         lambda experiment: (
             experiment.objective.needs_unit_displacement
-            and _has_several_rates(experiment)
+            and is_linear(experiment.optimizer)
+            and unit_displacement(experiment.optimizer, 1) is None
             and Chosen("parameterization")(experiment)
         ),
         "{found} was given, which gives tensors learning rates of their own at this width and density, "
-        "but objective '{spec.name}' needs "
-        "one rate for all",
+        "but objective '{spec.name}' needs one rate for all",
         "use parameterization.name=sp",
     ),
 )

@@ -177,15 +177,11 @@ def _certificates(federation: Federation) -> Iterator[Row]:
         yield _as_row("TLS", "warn", UNSAFE)
         return
     for name, path in (("certificate", federation.certificate), ("CA", federation.authority)):
-        yield _row(name, _certificate, path)
+        yield _row(name, lambda path: validity(ends_at(path)), path)
     for key in (federation.server / "server.key", federation.authority_key):
         if key.exists():  # the CA's key may be stored elsewhere
             finding = ("ok", "readable only by its owner") if is_private(key) else ("broken", f"chmod 600 {key}")
             yield _as_row(key.name, *finding)
-
-
-def _certificate(path: Path) -> Finding:
-    return validity(ends_at(path))
 
 
 def _superlink(federation: Federation) -> Finding:

@@ -75,21 +75,16 @@ class _Options:
                 raise ConfigError(f"--scales has {scale:g}, but expected numbers above 0.")
         if not self.directions or not self.scales:
             raise ConfigError("no direction or no scale was given, but expected one of each at least.")
-        if self.surface:
-            self._check_plane()
+        if self.surface and len(self.directions) > 2:
+            raise ConfigError(f"{len(self.directions)} directions were given for a surface, but expected two.")
+        if self.surface and len(self.drawn) < 2:
+            raise ConfigError("one direction was given for a surface, but expected two: name two, or raise --draws.")
         # raises for an invalid number of points
         _ = self.lambdas
 
-    def _check_plane(self) -> None:
-        """Raise ConfigError unless two directions are given; one noise gives its first two draws."""
-        if len(self.directions) > 2:
-            raise ConfigError(f"{len(self.directions)} directions were given for a surface, but expected two.")
-        if len(self.drawn) < 2:
-            raise ConfigError("one direction was given for a surface, but expected two: name two, or raise --draws.")
-
     @property
     def drawn(self) -> list[tuple[str, int]]:
-        """The directions, each with the number of its draw."""
+        """The directions, each with the number of its draw; on a surface, one noise gives its first two draws."""
         names, draws = self.directions, {name: self.draws if self._is_random(name) else 1 for name in self.directions}
         if not self.surface:
             return [(name, draw) for name in names for draw in range(draws[name])]

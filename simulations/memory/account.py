@@ -152,7 +152,8 @@ def _processes(
         phases = shards.phases(objective, program=of_rank, reply=run.reply, data=data, **step)
         yield Process(name=RANK, phases=tuple(phases), count=shards.count)
     elif workers > 1:
-        slots = _num_replies(workload, run.sizes.sent)
+        # the most replies that wait for their turn
+        slots = min(workload.config.server.cohort_size, window_of(workers, run.sizes.sent))
         lent = run.request + slots * run.reply + (slots - 1) * run.state
         yield Process(name=SERVER, phases=tuple(run.server(of_server, models=1, lent=lent)))
         of_worker = program.bytes_of_another(workload, "clients.workers.process", outlines=False)
@@ -274,11 +275,6 @@ class _Run:
         yield self._phase(AGGREGATE, fixed, **aggregated, **{STATE: state})
         yield self._phase(EVALUATE, fixed, **{COPY: stays, STATE: state, SUMS: summed, ACTIVATIONS: self.outputs})
         yield self._phase(NORM, fixed, **{COPY: stays, STATE: state, SUMS: summed, ACTIVATIONS: norms})
-
-
-def _num_replies(workload: Workload, sent: int) -> int:
-    """The most replies of workers that wait for their turn."""
-    return min(workload.config.server.cohort_size, window_of(workload.config.get("engine.workers", 1), sent))
 
 
 def _data_bytes(workload: Workload) -> int:

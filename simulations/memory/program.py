@@ -56,8 +56,7 @@ def bytes_of_another(workload: Workload, module: str, *, outlines: bool) -> int:
         processes.close([child])
     if answer is None:
         raise ConfigError(f"a process that imports {module}, whose memory was to be measured, ended; try it again.")
-    found: int = answer["bytes"]
-    return found
+    return int(answer["bytes"])
 
 
 def main(parent: Connection) -> None:

@@ -157,14 +157,12 @@ class Shards:
             ]
 
     def _gradient_bytes(self, flat: _Flat) -> int:
-        dtype = flat.dtype if self._low_precision == "plain" else torch.promote_types(flat.dtype, torch.float32)
-        return dtype.itemsize
+        return (flat.dtype if self._low_precision == "plain" else widened(flat.dtype)).itemsize
 
     def _master_bytes(self, flat: _Flat) -> int:
         """Of an element; 0 if masters are views of the shard."""
-        wide = widened(flat.dtype)
-        is_apart = flat.is_trainable and self._low_precision == "master" and wide != flat.dtype
-        return wide.itemsize if is_apart else 0
+        sent = self._sent_bytes(flat)
+        return sent if flat.is_trainable and sent != flat.dtype.itemsize else 0
 
     def _sent_bytes(self, flat: _Flat) -> int:
         """Of an element as it is received and sent."""

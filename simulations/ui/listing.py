@@ -118,6 +118,7 @@ class Listing:
         key = self._keys[self.key(name)]
         if operator == "~":
             return Condition(_exists("f.text LIKE ?"), (key, f"%{value}%"))
+        not_ = "NOT " if operator == "!=" else ""
         try:
             limit = float(value)
         except ValueError:
@@ -125,12 +126,9 @@ class Listing:
                 raise ConfigError(
                     f"the filter {word} compares with '{value}'; give a number after {operator}."
                 ) from None
-            not_ = "NOT " if operator == "!=" else ""
             return Condition(not_ + _exists("f.text = ? COLLATE NOCASE"), (key, value))
-        if operator == "!=":
-            return Condition("NOT " + _exists("(f.number = ? OR f.text = ?)"), (key, limit, value))
-        if operator == "=":
-            return Condition(_exists("(f.number = ? OR f.text = ?)"), (key, limit, value))
+        if operator in ("=", "!="):
+            return Condition(not_ + _exists("(f.number = ? OR f.text = ?)"), (key, limit, value))
         return Condition(_exists(f"f.number {operator} ?"), (key, limit))
 
     def key(self, name: str) -> str:

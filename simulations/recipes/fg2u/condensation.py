@@ -20,7 +20,7 @@ from fedsign.bilevel.condense import Condensation
 from fedsign.bilevel.settings import CondensationConfig, from_dict
 from fedsign.config import from_dict as experiment_of
 from fedsign.workload import Workload
-from simulations.recipes.base import Metrics, Threshold, Verdict, above, at_least, at_most, part, recipe
+from simulations.recipes.base import Metrics, Verdict, above, at_least, at_most, part, recipe
 from simulations.recipes.cells import (
     Key,
     all_rounds,
@@ -142,10 +142,6 @@ def _accuracies(configs: Mapping[Key, CondensationConfig]) -> dict[Key, float]:
 _CHEAP = {"hessian_free": "Hessian-Free", "trgu": "truncated unrolling"}
 
 
-def _second_phase(name: str) -> list[list[Threshold]]:
-    return [at_least(0.03, f"{name}_gain"), at_most(0.03, f"{name}_gain_of_more")]
-
-
 @recipe(
     (
         "From where Hessian-Free or truncated unrolling end, 100 steps of (FG)²U gain 3 points, where 400 more of "
@@ -154,7 +150,8 @@ def _second_phase(name: str) -> list[list[Threshold]]:
     *(
         part(
             f"continuing from the end of {title}, (FG)²U gains 3 points, and more {title} does not",
-            *_second_phase(name),
+            at_least(0.03, f"{name}_gain"),
+            at_most(0.03, f"{name}_gain_of_more"),
         )
         for name, title in _CHEAP.items()
     ),
