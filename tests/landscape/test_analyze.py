@@ -16,6 +16,7 @@ import fedsign
 from fedsign.capabilities import CAPABILITIES
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.landscape.directions import NOISES, SPECIAL, noise
+from fedsign.storage.checkpoints import save_model
 from simulations.api import Run, run
 from simulations.cli import app
 from simulations.landscape.target import target_of
@@ -230,6 +231,9 @@ def test_paths_that_are_nothing(trained: list[Run], tmp_path: Path) -> None:
     begun = shutil.copytree(trained[0].path, tmp_path / "begun")
     shutil.rmtree(begun / "checkpoints")
     (begun / "model.safetensors").unlink()
+    assert "model.safetensors is missing" in refused("valley", begun)
+    for name in ("outcome.json", "rounds.jsonl"):  # as if it were killed in its first round
+        (begun / name).unlink()
     assert "has no checkpoint yet" in refused("valley", begun)
 
 
@@ -318,7 +322,7 @@ def test_a_model_that_is_not_finite_is_refused(trained: list[Run], tmp_path: Pat
     weights = load_file(folder / "model.safetensors")
     name = next(iter(weights))
     weights[name].view(-1)[3] = torch.nan
-    save_file(weights, folder / "model.safetensors")
+    save_model(folder / "model.safetensors", weights)
     paths = [folder, trained[0].path] if what in ("signs", "interpolate") else [folder]
     said = refused(what, *paths)
     assert said.startswith(
