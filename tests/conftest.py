@@ -7,7 +7,7 @@ import sys
 import threading
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--of-commit",
         action="store_true",
-        help="one in three of each file's tests, chosen by the last commit; with --complete, of its slow tests",
+        help="one in three of each file's tests, chosen by the last commit; with --complete, one in four slow tests",
     )
 
 
@@ -50,7 +50,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     if config.getoption("--of-commit", default=False):
         is_complete = config.getoption("--complete")
-        not_chosen = _not_of_commit(item for item in items if item.get_closest_marker("slow") or not is_complete)
+        if is_complete:
+            slow = [item for item in items if item.get_closest_marker("slow")]
+            not_chosen = _not_of_commit({None: slow}, one_in=4)
+        else:
+            of_file: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
+            for item in items:
+                of_file[item.path].append(item)
+            not_chosen = _not_of_commit(of_file, one_in=3)
         config.hook.pytest_deselected(items=not_chosen)
         items[:] = [item for item in items if item not in not_chosen]
     needs = {item: {name for mark in item.iter_markers("needs") for name in mark.args} for item in items}
@@ -78,16 +85,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def _not_of_commit(candidates: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """All but one in three of each file's tests, and at least one of them; another commit chooses others."""
+def _not_of_commit(groups: Mapping[Any, list[pytest.Item]], *, one_in: int) -> set[pytest.Item]:
+    """What the last commit does not choose of each group; another commit chooses others."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    of_file: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
-    for item in candidates:
-        of_file[item.path].append(item)
     dropped: set[pytest.Item] = set()
-    for items in of_file.values():
-        items.sort(key=lambda item: zlib.crc32(f"{commit}{item.nodeid}".encode()))
-        dropped.update(items[-(-len(items) // 3) :])
+    for items in groups.values():
+        chosen = sorted(items, key=lambda item: zlib.crc32(f"{commit}{item.nodeid}".encode()))
+        dropped.update(chosen[-(-len(items) // one_in) :])
     return dropped
 
 
