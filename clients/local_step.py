@@ -37,7 +37,7 @@ class LocalStep:
         """`updates` are those of parameters below float32."""
         client = workload.config.client
         self._task, self._clip_norm, self._micro_batch = workload.training_task, client.clip_norm, client.micro_batch
-        self._labels = workload.labels
+        self._labels = workload.labels if client.loss == "model" else None
         self._model, self._optimizer = model, stepper(optimizer, model.low, updates)
         self._sees_masters = updates is not None and objective.has_penalty
         if updates is not None and self._micro_batch:
@@ -104,7 +104,7 @@ class LocalStep:
 
     def _losses(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """The task loss, and the objective's contrast for the batch, if any."""
-        labels = self._labels(targets)
+        labels = {} if self._labels is None else self._labels(targets)
         if not self._objective.contrasts:
             return self._task.loss(self._model.outputs(features, **labels), targets), None
         outputs, present = self._model.outputs_and_features(features, **labels)

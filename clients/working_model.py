@@ -196,16 +196,13 @@ class WorkingModel:
             detached = {name: self._exact(name, tensor) for name, tensor in detached.items()}
         return self.packing.packed(detached) if self._rows else detached
 
-    def copies(self) -> Tensors:
-        """Copies of the reply's tensors in CPU memory; what belongs to the reply already is not copied again."""
-        return self._copies(self.tensors())
-
     def frozen(self) -> Tensors:
-        """The same of frozen parameters, which a reply does not hold."""
+        """Copies of the frozen parameters, which a reply does not hold."""
         own = {name: tensor.detach() for name, tensor in self._whole.items() if self.roles.get(name) is Role.FROZEN}
-        return self._copies(self.packing.packed(own))
+        return self.copies(self.packing.packed(own))
 
-    def _copies(self, tensors: Tensors) -> Tensors:
+    def copies(self, tensors: Tensors | None = None) -> Tensors:
+        """Copies of the reply's tensors in CPU memory; what belongs to the reply already is not copied again."""
         own = {
             name
             for name, parameter in self._all_parameters.items()
@@ -213,7 +210,7 @@ class WorkingModel:
         }
         return {
             name: tensor.to("cpu", copy=name not in own, memory_format=torch.contiguous_format)
-            for name, tensor in tensors.items()
+            for name, tensor in (self.tensors() if tensors is None else tensors).items()
         }
 
     def release(self) -> None:

@@ -80,7 +80,7 @@ def with_numbers(dataset: Dataset) -> Dataset:
 def _as_numbers(samples: AnySamples) -> AnySamples:
     if isinstance(samples, LazySamples):
         return replace(samples, keeps_integers=False)
-    return replace(samples, features=samples.features.float())
+    return samples if samples.features.is_floating_point() else replace(samples, features=samples.features.float())
 
 
 def check_lengths(samples: AnySamples, prefix: str) -> None:

@@ -360,8 +360,9 @@ def test_one_process_at_a_time_runs_a_comparison(pair: Comparison) -> None:
 
 
 def test_cells_of_another_version_are_not_gone_on_with(pair: Comparison) -> None:
-    cells = tuple(dataclasses.dataclasses.replace(cell, id=cell.id[:-1] + "x") for cell in pair.plan.cells)
-    pair.write_plan(dataclasses.replace(pair.plan, cells=cells))
+    first, *others = pair.plan.cells
+    changed = dataclasses.replace(first, id=first.id[:-1] + "x")
+    pair.write_plan(dataclasses.replace(pair.plan, cells=(changed, *others)))
     with pytest.raises(ResultsError, match="this version makes other cells of its plan"):
         go_on("there")
 
