@@ -52,6 +52,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sharded": {"strategy": {"name": "fedavg"}, "client": {"local_steps": 1, "sharding": {"ranks": 2}}},
 }
 
+PRIVATE = pytest.mark.needs("privacy", "selection")
+
 
 class Stop(Callback):
     """Ends a run as Ctrl-C does."""
@@ -195,6 +197,7 @@ def files_read_back(folder: Path) -> list[Path]:
     return sorted(file.relative_to(folder) for file in files)
 
 
+@PRIVATE
 @pytest.mark.parametrize(
     "how",
     [
@@ -241,6 +244,7 @@ def test_every_file_of_a_run_is_restored_or_named_when_it_is(
     assert min(seen["named"], seen["restored"]) >= 4, seen
 
 
+@PRIVATE
 def test_a_key_that_is_gone_with_its_mark_or_of_another_run_is_an_error_that_names_it(
     tmp_path: Path, both: tuple[Path, Path], others: tuple[Path, Path]
 ) -> None:
@@ -256,6 +260,7 @@ def test_a_key_that_is_gone_with_its_mark_or_of_another_run_is_an_error_that_nam
             run(resume=folder)
 
 
+@PRIVATE
 def test_another_runs_configuration_is_an_error_that_names_both_runs(
     tmp_path: Path, both: tuple[Path, Path], others: tuple[Path, Path]
 ) -> None:
@@ -277,6 +282,7 @@ def test_another_runs_configuration_is_an_error_that_names_both_runs(
         _ = load_run(folder).rounds
 
 
+@PRIVATE
 @pytest.mark.parametrize("name", ["partition.json", "timings.jsonl"])
 def test_a_file_that_is_no_text_is_an_error_that_names_it(tmp_path: Path, both: tuple[Path, Path], name: str) -> None:
     folder = Path(shutil.copytree(both[0], tmp_path / "damaged"))
@@ -286,6 +292,7 @@ def test_a_file_that_is_no_text_is_an_error_that_names_it(tmp_path: Path, both: 
         _ = done.folder.partition if name == "partition.json" else done.folder.timings()
 
 
+@PRIVATE
 def test_a_run_without_a_manifest_is_read_and_resumed_with_a_word(
     tmp_path: Path, both: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,6 +309,7 @@ def test_a_run_without_a_manifest_is_read_and_resumed_with_a_word(
     assert f"{folder} has no manifest" in caplog.text and not (folder / "manifest.json").exists()
 
 
+@PRIVATE
 def test_verify_names_what_is_not_there_and_what_does_not_belong(tmp_path: Path, both: tuple[Path, Path]) -> None:
     for good in both:
         assert not [damage for _, damage in verify(good) if damage]
@@ -320,6 +328,7 @@ def test_verify_names_what_is_not_there_and_what_does_not_belong(tmp_path: Path,
     assert wrong == {*foreign, records, folder / "checkpoints" / f"round-{ROUNDS:06d}"}
 
 
+@PRIVATE
 def test_a_damaged_client_state_is_restored_from_an_earlier_checkpoint(
     tmp_path: Path, both: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
