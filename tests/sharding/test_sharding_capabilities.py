@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from benchmarks.compatibility import strategy
 from clients.sharding.decide import sharded, task_of
@@ -86,6 +87,7 @@ ONE: dict[str, dict[str, Any]] = {
     },
     "engine.workers": {"engine": {"name": "in_process", "workers": 2}},
     "client.path=cohort": {"client": {"path": "cohort"}},
+    "client.loss=model": {"model": {"name": f"{__name__}:labeled"}, "client": {"loss": "model"}},
     "client.optimizer.name=adamw": {"client": {"optimizer": {"name": "adamw"}}},
     "client.optimizer.name=lisa": {"client": {"optimizer": {"name": "lisa"}}},
     "client.optimizer.name=galore": {"client": {"optimizer": {"name": "galore"}}},
@@ -127,6 +129,7 @@ REASONS = {
     "engine.name=ray": "engine.name=ray gives a client one process; use in_process or superlink",
     "engine.workers": "engine.workers=2 .* use engine.workers=1",
     "client.path=cohort": "client.path=cohort .* use client.path=sequential",
+    "client.loss=model": "client.loss=model is one number for a whole batch; use client.loss=task",
     "an optimizer that declares nothing": "does not declare an element_rule, .* use sgd",
     "client.optimizer.ranks": "client.optimizer.ranks cuts adapters .* leave it out",
     "client.optimizer.quantization": "client.optimizer.quantization packs whole .* use quantization=none",
@@ -223,6 +226,16 @@ def dropping_alone(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 
 def undeclared(parameters: Any, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     return torch.optim.Adafactor(parameters, lr=lr, weight_decay=weight_decay)
+
+
+class Labeled(nn.Linear):
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> Any:
+        logits = super().forward(features)
+        return logits if labels is None else {"loss": functional.cross_entropy(logits, labels)}
+
+
+def labeled(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return Labeled(input_shape[0], num_outputs)
 
 
 def tied(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
