@@ -295,9 +295,7 @@ class Workload:
     def _made(self, input_shape: tuple[int, ...], num_outputs: int, *, has_values: bool) -> nn.Module:
         with self._stream(Purpose.MODEL, self.config.model):
             model: nn.Module = self.config.model.build(input_shape, num_outputs)
-            part, train = self.config.model, self.dataset.train
-            dtype = train.features.dtype if isinstance(train, Samples) else torch.float32
-            features = torch.zeros(2, *input_shape, dtype=dtype)
+            part, features = self.config.model, torch.zeros(2, *input_shape, dtype=self._feature_type)
             try:
                 fit(model, features, name=part.name, output=part.output, labels=[*self.labels(features)])
             except FedSignError:
@@ -324,6 +322,11 @@ class Workload:
         if has_values:  # transforms may hold tensors, such as adapters that are frozen
             vars(self).setdefault("transforms", transforms_of(model))
         return model
+
+    @property
+    def _feature_type(self) -> torch.dtype:
+        train = self.dataset.train
+        return train.features.dtype if isinstance(train, Samples) else torch.float32
 
     def _stream(self, purpose: Purpose, part: Part) -> AbstractContextManager[object]:
         """A context manager: the global generators for a part's factory."""
