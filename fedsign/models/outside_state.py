@@ -34,11 +34,12 @@ def keep_outside_state(model: nn.Module, shared: Iterable[Tensor] = ()) -> None:
     Tensors that models share, and which never change, are not copied.
     """
     copies = _inside(model) | {id(tensor): tensor for tensor in shared}
-    vars(model)[_SNAPSHOT] = [
-        (module, {key: _copied(value, copies) for key, value in _values(module).items()})
-        for module in model.modules()
+    # by name: a model that held itself would be freed only by the next garbage collection
+    vars(model)[_SNAPSHOT] = {
+        name: {key: _copied(value, copies) for key, value in _values(module).items()}
+        for name, module in model.named_modules()
         if not _is_stateless(module) or module._non_persistent_buffers_set
-    ]
+    }
 
 
 def restore_outside_state(model: nn.Module) -> None:
@@ -69,8 +70,8 @@ def changed_outside_state(model: nn.Module, other: nn.Module) -> list[str]:
 
 
 def _snapshot(model: nn.Module) -> list[tuple[nn.Module, Values]]:
-    kept: list[tuple[nn.Module, Values]] = vars(model).get(_SNAPSHOT, [])
-    return kept
+    kept: dict[str, Values] = vars(model).get(_SNAPSHOT, {})
+    return [(module, kept[name]) for name, module in model.named_modules() if name in kept] if kept else []
 
 
 def _inside(model: nn.Module) -> dict[int, Any]:

@@ -285,7 +285,7 @@ def test_models_of_one_experiment_hold_the_frozen_weights_once_and_merging_leave
     one, other = work.make_model(), work.with_section("client", path="sequential", chunk=0).make_model()
     frozen, its = dict(one.named_buffers()), dict(other.named_buffers())
     assert frozen and all(frozen[name] is its[name] for name in frozen)
-    kept = [value for _, values in vars(one)["_fedsign_outside_state"] for value in values.values()]
+    kept = [value for values in vars(one)["_fedsign_outside_state"].values() for value in values.values()]
     assert all(any(value is own for own in frozen.values()) for value in kept if isinstance(value, Tensor))
     before = {name: buffer.clone() for name, buffer in its.items()}
     plain_model(moved(one))

@@ -1,8 +1,10 @@
 """What a model keeps outside its `state_dict` belongs to one client and one evaluation."""
 
 import copy
+import gc
 import math
 import random
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,20 @@ def test_every_evaluation_starts_as_made_with_any_number_of_threads(kind: type[n
     assert workload.evaluate(model) == expected
     assert all(workload.evaluate(model, num_threads=3) == expected for _ in range(3))
     assert workload.evaluate(untouched) == expected
+
+
+def test_a_model_without_a_cycle_of_its_own_is_freed_at_once() -> None:
+    """Its snapshot does not hold it: a large model's memory would wait for the next garbage collection."""
+    model = Buffered(3, 2)
+    keep_outside_state(model)
+    restore_outside_state(model)
+    of_model = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert of_model() is None
+    finally:
+        gc.enable()
 
 
 def test_copies_of_a_model_have_state_of_their_own() -> None:
