@@ -141,7 +141,7 @@ RULES: tuple[Rule[Experiment], ...] = (
     ),
     Rule(
         lambda experiment: shares_tensors(experiment.model),
-        "model.name={config.model.name} has tensors that two layers share",
+        "model.name={config.model.name} has extra state, or tensors that two layers share",
     ),
     Rule(
         lambda experiment: experiment.trains.trains_part,

@@ -140,6 +140,7 @@ def test_a_knob_stands_for_the_experiments_value() -> None:
         ({"strategy": {"name": "scaffold"}}, ("client.lr",), "strategy.name=scaffold"),
         ({"client": {"optimizer": {"name": "adam"}}}, ("client.lr",), "client.optimizer.name=adam"),
         ({"client": {"clip_norm": 1.0}}, ("client.lr",), "client.clip_norm=1.0"),
+        ({"client": {"loss": "model"}}, ("client.lr",), "client.loss=model was given, but settings are learned only"),
         ({"faults": {"crash_rate": 0.1}}, ("client.lr",), "faults"),
         ({"attack": {"name": "sign_flip"}}, ("client.lr",), "attack.name=sign_flip"),
         ({"server": {"cohort_size": 2, "over_sampling": 0.5}}, ("client.lr",), "server.over_sampling=0.5"),

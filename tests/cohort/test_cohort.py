@@ -516,6 +516,10 @@ def with_own_norm(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return nn.Sequential(OwnNorm(*input_shape), nn.Linear(*input_shape, num_outputs))
 
 
+def with_frozen(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(*input_shape, 8).requires_grad_(False), nn.Linear(8, num_outputs))
+
+
 def with_shared_weights(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     inner = nn.Linear(*input_shape, *input_shape)
     return nn.Sequential(inner, nn.ReLU(), inner, nn.Linear(*input_shape, num_outputs))
@@ -567,6 +571,7 @@ REFUSED: dict[str, tuple[dict[str, Any], ObjectiveSpec, str]] = {
         ObjectiveSpec(),
         "a BatchNorm of a kind of its own",
     ),
+    "frozen weights": ({"model": {"name": f"{HERE}:with_frozen"}}, ObjectiveSpec(), "'0.weight' is not trained"),
     "shared weights": ({"model": {"name": f"{HERE}:with_shared_weights"}}, ObjectiveSpec(), "two layers share"),
     "mixed samples": ({"model": {"name": f"{HERE}:centered"}}, ObjectiveSpec(), "depends on the other samples"),
     "optimizer": ({"client": {"optimizer": {"name": f"{HERE}:rmsprop"}}}, ObjectiveSpec(), "none of torch's SGD"),

@@ -155,8 +155,9 @@ def test_integers_reach_a_model_of_ones_own_as_integers_and_others_as_floats(tmp
 
 def test_a_column_of_targets_trains_as_the_targets_do(tmp_path: Path) -> None:
     y = 2 * X[:, 0]
-    lines = [trained(data, tmp_path, **REGRESSION) for data in (pair(X, y), pair(X, y[:, None]), items(y[:, None]))]
-    assert lines[0] == lines[1] == lines[2]
+    columns = (pair(X, y[:, None]), items(y[:, None]), arrays(X, y[:, None], ()))
+    lines = trained(pair(X, y), tmp_path, **REGRESSION)
+    assert all(trained(data, tmp_path, **REGRESSION) == lines for data in columns)
     assert trained(pair(X, LABELS[:, None]), tmp_path) == trained(pair(X, LABELS), tmp_path)
 
 

@@ -13,6 +13,7 @@ import pytest
 import tomli_w
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from torch import Tensor
 
 from clients.app import client_app
 from clients.deployment.evaluator import SiteEvaluator, samples_of_sites
@@ -143,18 +144,26 @@ def test_a_sites_folder_has_no_part_in_its_name(roots: list[str], tmp_path: Path
     assert [each.name for each in said if isinstance(each, EvaluateReply)] == ["site 0", "site 1", "site 2"]
 
 
+def as_dict(outputs: Tensor, targets: Tensor) -> Any:
+    return {"accuracy": 1.0}
+
+
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "changes", "said"),
     [
-        ({"data-root": ""}, r"site \d has no data here; start its node with --node-config 'data-root="),
-        ({"data-root": "/nowhere"}, r"site 'clinic \d': there is nothing at /nowhere; correct the node's data-root"),
-        ({"share-details": "no"}, r"share-details=no was given, but expected true or false"),
+        ({"data-root": ""}, {}, r"site \d has no data here; start its node with --node-config 'data-root="),
+        (
+            *({"data-root": "/nowhere"}, {}),
+            r"site 'clinic \d': there is nothing at /nowhere; correct the node's data-root",
+        ),
+        ({"share-details": "no"}, {}, r"share-details=no was given, but expected true or false"),
+        ({}, {"metrics": [f"{__name__}:as_dict"]}, r"metric 'as_dict' gives a dict; expected one number"),
     ],
 )
 def test_a_node_that_cannot_take_part_says_so_at_the_roll_call(
-    own: dict[str, Any], said: str, roots: list[str], tmp_path: Path
+    own: dict[str, Any], changes: dict[str, Any], said: str, roots: list[str], tmp_path: Path
 ) -> None:
-    config = deployed(tmp_path, roots)
+    config = deployed(tmp_path, roots, **changes)
     with pytest.raises(EngineError, match=f"a node cannot take part: .*{said}") as caught:
         grid_of(config, sites_of(config, tmp_path, roots, **own))
     assert "\n" not in str(caught.value)

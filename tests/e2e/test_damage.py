@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from simulations import load_run, run
 from simulations.callbacks.base import Callback
 from simulations.landscape.target import target_of
 from simulations.verify import verify
+from tests.contract.transported import over_flowers_transport
 
 ROUNDS, STOPPED_AFTER = 6, 5  # with checkpoints after 2, 4 and 6
 NOT_READ_BACK = {"lock", "report.html"}
@@ -353,18 +355,39 @@ def flip_in(file: Path, part: bytes) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def over_messages(tree: dict[str, Any]) -> None:
+    """As on Ray and SuperNodes, which keep states in files: a bit of each is flipped after round 2."""
+
+    def flip(round: int, states: Path) -> None:
+        for file in states.rglob("*.safetensors") if round == 2 else ():
+            spoil(file, "flipped", file)
+
+    over_flowers_transport(Path(tree["results"]["root"]), tree, before=flip)
+
+
+@pytest.mark.parametrize(
+    ("play", "changes"),
+    [
+        (run, {}),
+        (over_messages, {}),
+        pytest.param(run, {"engine": {"workers": 2}}, marks=[pytest.mark.slow, pytest.mark.needs("workers")]),
+        pytest.param(
+            *(run, {"client": {"local_steps": 1, "sharding": {"ranks": 2}}}),
+            marks=[pytest.mark.slow, pytest.mark.needs("sharding")],
+        ),
+    ],
+)
 def test_a_client_state_that_is_lost_during_a_run_ends_it_by_name(
-    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, play: Callable[[dict[str, Any]], object], changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else, the client would fail in every later round."""
     monkeypatch.setattr(StateDatabase, "read", lambda self, partition, version: None)
-    feddyn = {**EXPERIMENT, **SETTINGS["feddyn"], "engine": {"workers": workers}}
-    feddyn["client"] = {"local_epochs": 1, "state_cache_mib": 0}
+    feddyn = {**EXPERIMENT, **SETTINGS["feddyn"], **changes, "results": {"root": str(tmp_path)}}
+    feddyn["client"] = {**feddyn["client"], "state_cache_mib": 0}
     with pytest.raises(
         ClientStateError, match=r"cannot go on without the state of client \d: ClientStateError: .* is damaged"
     ):
-        run({**feddyn, "results": {"root": str(tmp_path)}})
+        play(feddyn)
 
 
 def test_a_state_file_of_another_client_round_or_run_is_refused(tmp_path: Path) -> None:

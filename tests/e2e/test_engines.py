@@ -48,7 +48,13 @@ PAIRS = [
 PAUSE_S = "UNUSUAL_PAUSE_S"  # for each sample
 NUM_CLIENTS = 3
 ROUNDS = 5
-UNUSUAL = settings(data__name="unusual:data", model__name="unusual:model", server__counters="summed")
+UNUSUAL = settings(
+    data__name="unusual:data",
+    model__name="unusual:model",
+    model__output="logits",
+    client__loss="model",
+    server__counters="summed",
+)
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-strategy.md"
 WORKERS = pytest.param("workers", marks=pytest.mark.needs("workers"))
 SMALL = settings(

@@ -1,7 +1,7 @@
 """A user's model and data that bring all that an engine could treat in its own way; tests copy it to a user's folder.
 
 The model has a hidden state, an unsaved buffer, a counter that it reads, frozen, complex, tied, lazy, and float64
-weights; model and data draw from the global generators of Python, NumPy, and torch.
+weights, and computes its loss; model and data draw from the global generators of Python, NumPy, and torch.
 """
 
 import os
@@ -11,6 +11,7 @@ import time
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 WIDTH = 8
@@ -57,13 +58,15 @@ class Unusual(nn.Module):
         self.register_buffer("level", torch.zeros(WIDTH), persistent=False)
         self.hidden: Tensor | None = None
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         x = self.remembered(torch.tanh(self.lazy(features)) + noise())
         x = torch.fft.irfft(torch.fft.rfft(x) * self.spectrum, n=WIDTH)
         x = self.exact(x.double()).float()
         x = torch.tanh(self.tied(torch.tanh(self.first(torch.tanh(self.frozen(x))))))
-        logits: Tensor = self.head(x)
-        return logits
+        outputs: dict[str, Tensor] = {"logits": self.head(x)}
+        if labels is not None:
+            outputs["loss"] = cross_entropy(outputs["logits"], labels, label_smoothing=0.1)
+        return outputs
 
     def remembered(self, x: Tensor) -> Tensor:
         """Shifted by what earlier batches left behind, of one client each."""

@@ -210,11 +210,6 @@ def test_a_checkpoint_a_file_of_weights_and_a_name_are_looked_at_as_the_run_is(
         (["--surface", "--directions", "gaussian,sign,ones"], "3 directions were given for a surface"),
         (["--surface", "--directions", "sgp,sgp"], "sgp(θf) and sgp(θf) were given for a surface, but they lie on one"),
         (["--surface", "--directions", "ones,sign", "--signs", "1"], "but they lie on one line; name two that differ"),
-        (["--surface", "--directions", "sign"], "one direction was given for a surface"),
-        (["--surface", "--directions", "ones"], "one direction was given for a surface"),
-        (["--surface", "--directions", "gaussian,sign,ones"], "3 directions were given for a surface"),
-        (["--surface", "--directions", "sgp,sgp"], "sgp(θf) and sgp(θf) were given for a surface, but they lie on one"),
-        (["--surface", "--directions", "ones,sign", "--signs", "1"], "but they lie on one line; name two that differ"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_sentence(words: list[str], said: str, trained: list[Run], tmp_path: Path) -> None:

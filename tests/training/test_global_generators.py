@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
 from fedsign.data.base import Dataset, Samples
+from fedsign.errors import ConfigError
 from fedsign.seeding import Purpose, global_stream
 from simulations import run
 
+CLIENT = {"local_steps": 2, "batch_size": 4}
 HERE = "tests.training.test_global_generators"
 
 
@@ -66,24 +68,22 @@ def noisy(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return Noisy(math.prod(input_shape), num_outputs)
 
 
-def records(root: Path, data: str, *, scrambled_by: int, **engine: object) -> list[Mapping[str, Any]]:
+def records(root: Path, data: str, *, scrambled_by: int, **changes: Any) -> list[Mapping[str, Any]]:
     random.seed(scrambled_by)
     np.random.seed(scrambled_by)  # noqa: NPY002
     torch.manual_seed(scrambled_by)
     before = random.getstate(), str(np.random.get_state()), torch.get_rng_state()  # noqa: NPY002
-    done = run(
-        {
-            "rounds": 2,
-            "callbacks": [],
-            "data": {"name": f"{HERE}:{data}"},
-            "model": {"name": f"{HERE}:noisy"},
-            "partition": {"num_clients": 3, "name": "iid"},
-            "client": {"local_steps": 2, "batch_size": 4},
-            "server": {"cohort_size": 2},
-            "engine": engine,
-            "results": {"root": str(root)},
-        }
-    )
+    tree = {
+        "rounds": 2,
+        "callbacks": [],
+        "data": {"name": f"{HERE}:{data}"},
+        "model": {"name": f"{HERE}:noisy"},
+        "partition": {"num_clients": 3, "name": "iid"},
+        "client": CLIENT,
+        "server": {"cohort_size": 2},
+        "results": {"root": str(root)},
+    }
+    done = run({**tree, **changes})
     after = random.getstate(), str(np.random.get_state()), torch.get_rng_state()  # noqa: NPY002
     assert before[:2] == after[:2]
     assert torch.equal(before[2], after[2])
@@ -98,7 +98,27 @@ def test_runs_do_not_depend_on_the_global_generators_and_give_them_back(data: st
 
 @pytest.mark.needs("workers")
 def test_workers_draw_what_one_process_draws(tmp_path: Path) -> None:
-    assert records(tmp_path, "jittered", scrambled_by=1, workers=2) == records(tmp_path, "jittered", scrambled_by=2)
+    expected = records(tmp_path, "jittered", scrambled_by=2)
+    assert records(tmp_path, "jittered", scrambled_by=1, engine={"workers": 2}) == expected
+
+
+COHORT = pytest.param({"path": "cohort"}, marks=pytest.mark.needs("cohort"))
+RANKS = pytest.param({"sharding": {"ranks": 2}}, marks=[pytest.mark.slow, pytest.mark.needs("sharding")])
+
+
+@pytest.mark.parametrize("client", [COHORT, RANKS], ids=str)
+def test_stacks_and_ranks_train_data_that_were_drawn_and_refuse_what_draws_in_a_round(
+    client: dict[str, Any], tmp_path: Path
+) -> None:
+    changes = {"client": {**CLIENT, **client}, "model": {"name": "linear"}}
+    first, again, one = (
+        records(tmp_path, "drawn", scrambled_by=seed, **given)
+        for seed, given in ((1, changes), (2, changes), (3, {"model": {"name": "linear"}}))
+    )
+    assert first == again and first[-1]["loss"] == pytest.approx(one[-1]["loss"], rel=1e-5)
+    for data, model in (("jittered", "linear"), ("drawn", f"{HERE}:noisy")):
+        with pytest.raises(ConfigError, match=r"client\.(path=cohort|sharding\.ranks=2) was given, but"):
+            records(tmp_path, data, scrambled_by=1, **{**changes, "model": {"name": model}})
 
 
 def test_a_model_that_draws_is_evaluated_alike_by_any_number_of_threads() -> None:

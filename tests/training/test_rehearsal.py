@@ -334,12 +334,29 @@ def test_extra_state_in_a_tensor_is_carried(tmp_path: Path) -> None:
     assert float(done.model().state_dict()["_extra_state"]) == 2.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("configuration", ["lazy", "Double", "Tupled"])
-def test_workers_give_the_bits_of_one_process(configuration: str, tmp_path: Path) -> None:
-    model = {"name": f"{HERE}:make", "kind": configuration, "output": "1" if configuration == "Tupled" else ""}
-    if configuration == "lazy":
+COHORT = pytest.param({"client": {"local_steps": 2, "path": "cohort"}}, marks=pytest.mark.needs("cohort"))
+WORKERS = pytest.param({"engine": {"workers": 2}}, marks=[pytest.mark.slow, pytest.mark.needs("workers")])
+RANKS = pytest.param(
+    {"client": {"local_steps": 2, "sharding": {"ranks": 2}}}, marks=[pytest.mark.slow, pytest.mark.needs("sharding")]
+)
+
+
+@pytest.mark.parametrize("changes", [COHORT, WORKERS, RANKS], ids=str)
+@pytest.mark.parametrize("kind", ["lazy", "Double", "Tupled", "ExtraTensor"])
+def test_every_path_trains_what_one_client_after_another_trains(
+    kind: str, changes: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """A stack refuses extra state, which it would hold for each client."""
+    model = {"name": f"{HERE}:make", "kind": kind, "output": "1" if kind == "Tupled" else ""}
+    if kind == "lazy":
         model = {"name": f"{HERE}:lazy"}
-    one, two = (rounds(tmp_path, model=model, engine={"workers": workers}) for workers in (1, 2))
-    assert one == two
-    assert np.isfinite(one[-1]["loss"])
+    expected = rounds(tmp_path, model=model)
+    assert np.isfinite(expected[-1]["loss"])
+    if kind == "ExtraTensor" and "path" in str(changes):
+        with pytest.raises(ConfigError, match="has extra state, or tensors that two layers share"):
+            rounds(tmp_path, model=model, **changes)
+        return
+    found = rounds(tmp_path, model=model, **changes)
+    if "engine" in changes:
+        assert found == expected
+    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], rel=1e-6)

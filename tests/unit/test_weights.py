@@ -48,6 +48,11 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
         work(tmp_path / "model.pt").make_model()
 
 
+def within(name: str, model: nn.Module, scale: float = 1) -> dict[str, torch.Tensor]:
+    """The tensors of a module that has the model as an attribute of this name."""
+    return {f"{name}.{key}": scale * tensor for key, tensor in model.state_dict().items()}
+
+
 WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
     "DataParallel": lambda model: nn.DataParallel(model).state_dict(),
     "torch.compile of DataParallel": lambda model: torch.compile(nn.DataParallel(model)).state_dict(),
@@ -55,6 +60,8 @@ WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
         name.replace("0.", "0._orig_mod."): tensor for name, tensor in model.state_dict().items()
     },
     "Lightning": lambda model: {"epoch": 3, "state_dict": model.state_dict(), "optimizer_states": [{"lr": 0.1}]},
+    "a LightningModule": lambda model: {"state_dict": within("model", model) | within("ema", model, scale=2)},
+    "a LightningModule of another name": lambda model: {"state_dict": within("net", model) | {"seen": torch.ones(1)}},
     "PyTorch's tutorial": lambda model: {"epoch": 3, "model_state_dict": model.state_dict()},
     "torchvision's references": lambda model: {"model": nn.DataParallel(model).state_dict(), "epoch": 3},
 }
