@@ -125,10 +125,21 @@ def test_frozen_parameters_count_and_travel_like_constants(changes: dict[str, An
 
 
 @pytest.mark.needs("privacy")
-@pytest.mark.parametrize("name", ["central", "local"])
-def test_noise_does_not_touch_frozen_parameters(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("central", {}),
+        ("local", {}),
+        pytest.param("local", {"engine": {"workers": 2}}, marks=[SLOW, pytest.mark.needs("workers")]),
+        pytest.param(
+            *("local", {"client": {"local_steps": 3, "sharding": {"ranks": 2}}}),
+            marks=[SLOW, pytest.mark.needs("sharding")],
+        ),
+    ],
+)
+def test_noise_does_not_touch_frozen_parameters(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     privacy = {"name": name, "clip_norm": 0.1, "noise_multiplier": 1.0, "delta": 1e-5}
-    done = played(tmp_path, frozen, privacy=privacy)
+    done = played(tmp_path, frozen, privacy=privacy, **changes)
     model = done.model()
     assert torch.equal(first(done), model.get_parameter("body.weight"))
     start = Workload(done.config).make_model()

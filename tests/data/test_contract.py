@@ -150,6 +150,31 @@ def test_integers_reach_a_model_of_ones_own_as_integers_and_others_as_floats(tmp
     assert second.dataset.train.features.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"client": {"batch_size": 4, "path": "cohort"}}, marks=pytest.mark.needs("cohort")),
+        pytest.param({"engine": {"workers": 2}}, marks=[pytest.mark.slow, pytest.mark.needs("workers")]),
+        pytest.param(
+            {"client": {"batch_size": 4, "sharding": {"ranks": 2}}},
+            marks=[pytest.mark.slow, pytest.mark.needs("sharding")],
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("features", "model"),
+    [((X.abs() * 3).int().clamp_max(8), f"{__name__}:bag"), (X.half(), "linear"), (X.double(), "linear")],
+    ids=["tokens", "float16", "float64"],
+)
+def test_features_of_any_type_train_alike_on_every_path(
+    features: Tensor, model: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    data, own = pair(features, LABELS), {"model": {"name": model}}
+    losses = [[line["loss"] for line in trained(data, tmp_path, **own, **each)] for each in ({}, changes)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
 # -- targets -----------------------------------------------------------------------------------------------------------
 
 

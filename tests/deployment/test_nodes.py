@@ -169,6 +169,17 @@ def test_a_node_that_cannot_take_part_says_so_at_the_roll_call(
     assert "\n" not in str(caught.value)
 
 
+def test_tables_of_numbers_at_nodes_need_no_levels(tmp_path: Path) -> None:
+    roots = [str(tmp_path / name) for name in "abc"]
+    for root in map(Path, roots):
+        root.mkdir()
+        (root / "data.csv").write_text("x,ill\n" + "0.5,no\n1.5,yes\n" * 6)
+    table = {"name": "csv", "target": "ill", "features": ["x"], "class_names": ["no", "yes"], "normalize": "none"}
+    config = deployed(tmp_path, roots, data=table, partition={"input_shape": [1]})
+    done = run_with(config, RunFolder(tmp_path / "run"), sites_of(config, tmp_path, roots))
+    assert [line["failures"] for line in done.records("rounds.jsonl")] == [[], []]
+
+
 def test_an_unknown_class_stops_the_run_before_the_first_round(roots: list[str], tmp_path: Path) -> None:
     odd = write_site(tmp_path / "odd", 20, seed=3, y_train=np.arange(16) % 3)
     config = deployed(tmp_path, roots)
