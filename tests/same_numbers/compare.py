@@ -22,7 +22,7 @@ from fedsign.former_names import RECORDS
 Number = int | float | None  # bool is an int; None is JSON's null, as which a diverged loss is written
 
 TIMES = frozenset({"timings.jsonl", "time_s", "seconds"})  # files and keys whose numbers are times
-NOT_COMPARED = TIMES | {"environment.json", "inputs", "format"}
+NOT_COMPARED = TIMES | {"environment.json", "inputs", "format", "kept"}
 ALIASES: dict[str, str] = dict(RECORDS)  # a file, key or tensor as it was named once -> as it is named today
 
 
