@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--of-commit",
         action="store_true",
-        help="one in three of each file's tests, chosen by the last commit; with --complete, one in four slow tests",
+        help="one in three of each file's tests, chosen by the last commit; with --complete, one in five slow tests",
     )
 
 
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_complete = config.getoption("--complete")
         if is_complete:
             slow = [item for item in items if item.get_closest_marker("slow")]
-            not_chosen = _not_of_commit({None: slow}, one_in=4)
+            not_chosen = _not_of_commit({None: slow}, one_in=5)
         else:
             of_file: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
             for item in items:
