@@ -71,7 +71,7 @@ def _damage(read: Callable[[], object]) -> str:
 def _verify_run(run: RunFolder) -> Findings:
     """Yield what is missing of a run, or foreign in it."""
     try:
-        _ = parse_toml(run.config_toml, source=str(run.path))
+        parse_toml(run.config_toml, source=str(run.path))
         manifest, required = run.manifest, run.required_chains()
     except FedSignError as error:
         yield run.path, str(error)

@@ -236,14 +236,14 @@ def last_model(run: RunFolder) -> Tensors:
 def save_model(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
     """Write a model as a plain state_dict in safetensors, atomically; `facts` are metadata of the file."""
     run = RunFolder(path.parent)
-    digests = run.manifest.get("models", {}).get(path.name, [""])[-1:]
+    digests = [*run.manifest.get("models", {}).get(path.name, [""])]  # several after a kill
 
     def write(partial: Path) -> None:
         digests.append(save_tensors(partial, tensors, facts))
         run.bind_model(path.name, digests)  # before the file is there, see [Note: one run]
 
     replace_file(path, write)
-    run.bind_model(path.name, digests[1:])
+    run.bind_model(path.name, digests[-1:])
 
 
 def load_model(path: Path) -> Tensors:

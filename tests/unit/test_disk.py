@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch
 from fedsign.errors import DiskFullError, ResultsError, ResumeError
 from fedsign.storage import checkpoints, disk, finding, results
 from fedsign.storage.checkpoints import Checkpoint
+from fedsign.storage.digests import sealed_json
 from fedsign.storage.results import RunFolder, read_records
 
 
@@ -340,3 +341,27 @@ def test_an_error_of_another_file_passes(tmp_path: Path) -> None:
 def test_a_folder_that_does_not_exist_and_cannot_be_made_is_a_sentence() -> None:
     with pytest.raises(ResultsError, match=r"/proc/nowhere/file could not be written"):
         disk.write_text(Path("/proc/nowhere/file"), "text")
+
+
+def test_model_of_a_run_that_is_killed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill leaves the former model in place, and it still belongs to the run after any number of them."""
+    path, former = tmp_path / "best.safetensors", {"weight": torch.zeros(3)}
+    (tmp_path / "manifest.json").write_text(sealed_json({"format": 1, "files": {}}), "utf-8")
+    checkpoints.save_model(path, former)
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", _replace_all_but(path, Path.replace))
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                checkpoints.save_model(path, {"weight": torch.ones(3)})
+    assert checkpoints.load_model(path)["weight"].equal(former["weight"])
+    checkpoints.save_model(path, {"weight": torch.ones(3)})
+    assert len(RunFolder(tmp_path).manifest["models"][path.name]) == 1
+
+
+def _replace_all_but(path: Path, replace: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+    def replaced(partial: Path, target: Path) -> Path:
+        if target == path:
+            raise KeyboardInterrupt
+        return replace(partial, target)
+
+    return replaced
