@@ -159,7 +159,7 @@ class RunFolder:
         """
         path, known = self.path / name, self.manifest.get("models", {}).get(name)
         if known and (read_metadata(path).get(digests.KEY, "") if path.exists() else "") not in known:
-            raise damaged(path, ValueError(f"it is not the model that {MANIFEST} lists"))
+            raise damaged(path, ValueError(f"the model that {MANIFEST} lists is not there"))
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the run for this process; the system releases the lock when the process dies.
