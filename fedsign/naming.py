@@ -19,8 +19,8 @@ FILE_READERS = tuple(sorted(name for name, key in _NAMED_BY.items() if key == "p
 def run_name(tree: Mapping[str, Any]) -> str:
     """The name of an experiment's runs: the given one, or data and strategy.
 
-    >>> run_name({"data": {"name": "npz", "path": "arrays/wine.npz"}, "strategy": {"name": "fedavg"}})
-    'wine-fedavg'
+    >>> run_name({"data": {"name": "mine:spirals"}, "strategy": {"name": "fedavg"}})
+    'spirals-fedavg'
     """
     return str(tree.get("name") or "") or f"{data_name(tree)}-{_part(_section(tree, 'strategy'), _LONGEST[1])}"
 
@@ -37,8 +37,8 @@ def project_name(tree: Mapping[str, Any]) -> str:
 def data_name(tree: Mapping[str, Any]) -> str:
     """The name of the data's file or folder, or of the data set.
 
-    >>> data_name({"data": {"name": "csv", "path": "~/Größen 2024.csv"}}), data_name({"data": {"name": "digits"}})
-    ('Gro-en-2024', 'digits')
+    >>> data_name({"data": {"name": "mine:spirals"}}), data_name({"data": {"name": "digits"}})
+    ('spirals', 'digits')
     """
     data = _section(tree, "data")
     return _as_file_name(PurePath(data_file(tree)).stem)[: _LONGEST[0]] or _part(data, _LONGEST[0])
@@ -47,8 +47,8 @@ def data_name(tree: Mapping[str, Any]) -> str:
 def data_label(tree: Mapping[str, Any]) -> str:
     """What lists call the data: the file's or folder's name, or the data set's.
 
-    >>> data_label({"data": {"name": "npz", "path": "arrays/wine.npz"}}), data_label({"data": {"name": "mine:spirals"}})
-    ('wine.npz', 'spirals')
+    >>> data_label({"data": {"name": "mine:spirals"}}), data_label({"data": {"name": "digits"}})
+    ('spirals', 'digits')
     """
     return PurePath(data_file(tree)).name or str(_section(tree, "data").get("name", "")).rpartition(":")[2]
 

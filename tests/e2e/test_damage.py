@@ -407,6 +407,7 @@ def test_a_state_file_of_another_client_round_or_run_is_refused(tmp_path: Path) 
             store.read(0, 2)
 
 
+@pytest.mark.needs("tables")
 def test_a_run_whose_data_have_changed_is_not_resumed(tmp_path: Path) -> None:
     """One label of one sample, in a file of the same name."""
     rng = np.random.default_rng(0)
