@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from fedsign.config import from_dict, from_toml
 from fedsign.errors import ConfigError
-from fedsign.naming import data_file, run_name
+from fedsign.naming import data_file, data_label, run_name
 from fedsign.sections import FileName
 from fedsign.storage.finding import find_runs
 from simulations import run
@@ -36,6 +36,7 @@ def test_a_data_set_of_the_users_own_is_named_after_its_file_or_folder() -> None
     assert named(name="npz", path="数据.npz") == "npz-fedavg", "no letter of it can stand in a name"
     assert named(name="image_folder", root=".") == "image_folder-fedavg"
     assert data_file({"data": {"name": "csv", "path": "a/wine.csv"}}) == "a/wine.csv"
+    assert data_label({"data": {"name": "npz", "path": "arrays/wine.npz"}}) == "wine.npz"
     assert data_file({"data": {"name": "digits", "path": "a/wine.csv"}}) == ""
 
 
