@@ -226,7 +226,7 @@ def _failed(error: BaseException) -> Record:
         return {"status": "failed", "error": str(error)}
     if isinstance(error, Exception):
         return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-    return {"status": "unfinished", "error": "stopped from outside"}
+    return {"status": "unfinished", "error": str(error) or "stopped from outside"}
 
 
 def _conclude(folder: RunFolder, outcome: Record, callbacks: list[Callback]) -> None:

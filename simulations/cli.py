@@ -26,6 +26,7 @@ from fedsign.companions import import_packages
 from fedsign.errors import ConfigError, FedSignError, ResultsError, shortage_of
 from fedsign.extensions import load
 from fedsign.former_names import COMMANDS, KEYS, FormerNameWarning, warn
+from simulations import signals
 from simulations.options import ConfigArgument, JsonOption, RunArgument, SetOption, ShowConfigOption, Stopped
 from simulations.output import INTERVAL_S, Messages, Output
 from simulations.printing import escaped, print_json, print_summary, print_table
@@ -35,7 +36,7 @@ TRACEBACK = "FEDSIGN_TRACEBACK"  # environment variable: show tracebacks
 _FORMER = {name: former for former, name in KEYS.items()}  # tables are names of commands, too
 OPTIONS_OF_ALL = "All commands take --quiet, --verbose, --log-json, and --log-every SECONDS: see fedsign --help."
 _NARROW = 60  # columns
-STOPPED = 130  # exit code of a command stopped by Ctrl-C
+STOPPED = 130  # exit code of a command stopped by Ctrl-C, as typer has it
 
 
 class Root(TyperGroup):
@@ -366,17 +367,18 @@ def main() -> None:
     messages = Messages()
     logging.getLogger("fedsign").addHandler(messages)
     warnings.showwarning = partial(_show_warning, warnings.showwarning)
+    signals.heed()
     try:
         # before any command: a user's own module `clients` or `strategies` must not be taken for ours
         import_packages()
         app(prog_name="fedsign", obj=messages)
     except Stopped as stopped:
-        _leave(messages.output, str(stopped), STOPPED)
+        _leave(messages.output, str(stopped), signals.exit_code())
     except KeyboardInterrupt:
-        _leave(messages.output, "stopped.", STOPPED)
+        _leave(messages.output, "stopped.", signals.exit_code())
     except SystemExit as leaving:
         if leaving.code == STOPPED:  # typer turns Ctrl-C into this
-            _leave(messages.output, "stopped.", STOPPED)
+            _leave(messages.output, "stopped.", signals.exit_code())
         raise
     except Exception as error:
         if os.environ.get(TRACEBACK, "0").lower() not in ("", "0", "false", "no"):

@@ -40,6 +40,7 @@ from fedsign.storage import checkpoints
 from fedsign.storage.checkpoints import Checkpoint
 from fedsign.storage.results import Record, RunFolder
 from fedsign.workload import Workload
+from simulations import signals
 from simulations.evaluation import Evaluation, evaluator_for
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
@@ -78,6 +79,7 @@ class RoundLoop:
         self.workload, self.grid, self.folder, self.on_round = workload, grid, folder, on_round
         self._states = states
         self.round = 0
+        self._is_leaving = False
         self._config = workload.config
         self._model = BorrowingModel(workload.make_model(), workload.numerics)
         self._hooks: list[RoundHook] = []
@@ -115,9 +117,12 @@ class RoundLoop:
 
     def run(self) -> None:
         """Run all remaining rounds, then write the final model."""
-        while not self._is_over:
-            self.round += 1
-            self._run_round()
+        with signals.whole_rounds():
+            while not self._is_over:
+                if self._is_leaving:
+                    raise signals.Ended
+                self.round += 1
+                self._run_round()
         checkpoints.save_model(self.folder.path / "model.safetensors", whole_state(self._model.module, self._evaluated))
 
     @property
@@ -299,7 +304,8 @@ class RoundLoop:
     def _write(self, record: Record, timings: dict[str, float], evaluated: Evaluation) -> None:
         """Write the round's results, in the order of [Note: what is written when]."""
         results = self._config.results
-        is_checkpoint = self.round % results.checkpoint_every == 0 or self._is_over
+        self._is_leaving = signals.is_leaving()
+        is_checkpoint = self.round % results.checkpoint_every == 0 or self._is_over or self._is_leaving
         # Timings have a separate file, so that rounds.jsonl is the same whenever a run is repeated.
         self.folder.append("timings.jsonl", {"round": self.round, **timings})
         for hook in self._hooks:

@@ -1,0 +1,68 @@
+"""SIGTERM and SIGHUP, which batch systems, service managers, and closed terminals send before they kill.
+
+A command ends as by Ctrl-C, with exit code 128 plus the signal's number.  A run finishes its round first, for
+`PATIENCE_S` at the most, and leaves a checkpoint of it.  A second signal ends at once.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+PATIENCE_S = 20.0  # less than the 30 s of Slurm and Kubernetes
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_received: list[signal.Signals] = []
+_rounds: list[bool] = []  # an entry for each round loop that runs
+
+
+class Ended(KeyboardInterrupt):
+    """Raised in the main thread on a signal, or at the end of its round."""
+
+    def __init__(self) -> None:
+        super().__init__(f"stopped by {_received[0].name}" if _received else "stopped from outside")
+
+
+def heed() -> None:
+    """From now on, heed these signals; a command started with nohup goes on ignoring SIGHUP."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _receive)
+
+
+def exit_code() -> int:
+    """The exit code of a command that was stopped."""
+    return 128 + (_received[0] if _received else signal.SIGINT)
+
+
+def is_leaving() -> bool:
+    """Whether a run is to end with its round."""
+    return bool(_received)
+
+
+@contextmanager
+def whole_rounds() -> Iterator[None]:
+    """A context manager around a round loop, which asks `is_leaving` after each round and raises `Ended`."""
+    _rounds.append(True)
+    try:
+        yield
+    except Exception as error:
+        if not _received:
+            raise
+        raise Ended from error  # a group's processes get the signal, too, and a round may fail for want of them
+    finally:
+        _rounds.pop()
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    _received.append(signal.Signals(number))
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+    if not _rounds:
+        raise Ended
+    signal.signal(signal.SIGALRM, _lose_patience)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+
+
+def _lose_patience(number: int, frame: FrameType | None) -> None:
+    if _rounds:
+        raise Ended
