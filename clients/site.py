@@ -19,7 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 from fedsign.errors import EngineError, FedSignError
-from fedsign.flower.programs import bound, find_program
+from fedsign.flower.programs import guarded
 
 _POLL_INTERVAL_S = 0.2
 _PATIENCE_S = 5.0
@@ -31,13 +31,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run a site until its SuperNode ends; return the SuperNode's exit code.
 
     Raises:
-        EngineError: flwr's program was not found, or `--isolation` was given.
+        EngineError: `--isolation` was given.
     """
     if any(argument.partition("=")[0] == "--isolation" for argument in arguments):
         raise EngineError("--isolation was given, which a site sets by itself; drop it, or start flower-supernode.")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)  # raises SystemExit, so that `finally` ends both processes
-    node = _start([*bound(find_program("flower-supernode")), *arguments, "--isolation", "process"])
+    node = _start([*guarded("supernode"), *arguments, "--isolation", "process"])
     module = "clients.deployment.executor"
     # -P: no file in the current folder may hide a module.  The executor ends with this process, even if it is killed.
     train = [sys.executable, "-P", "-m", module, _runtime_address(arguments), str(os.getpid())]

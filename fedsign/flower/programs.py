@@ -36,3 +36,8 @@ def find_program(name: str) -> str:
 def bound(script: str) -> list[str]:
     """A command that runs a Python script until this process ends; start it in a new session."""
     return [sys.executable, "-P", "-c", _BOUND, str(os.getpid()), script]
+
+
+def guarded(server: str) -> list[str]:
+    """A command that runs Flower's `superlink` or `supernode` behind the door, until this process ends."""
+    return [*bound(str(Path(__file__).with_name("door.py"))), server]

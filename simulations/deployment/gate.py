@@ -1,8 +1,9 @@
-"""A gate in front of the SuperLink: remote machines reach only what a SuperNode needs.
+"""A gate in front of the SuperLink: other machines and accounts reach only what a SuperNode needs.
 
 Flower 1.41 serves all its APIs on one port, and the open-source SuperLink has no accounts. Anyone who reaches the port
-could register a key, or start a run, which executes code at every site. The gate therefore lets requests from other
-machines pass only to the Fleet API, which requires a registered key; runs and registrations are for this machine.
+could register a key, or start a run, which executes code at every site. The gate therefore lets all pass to the Fleet
+API, which requires a registered key; runs and registrations are for the account that runs the SuperLink
+(`fedsign.flower.door`).
 
 Two cases need care because of how SuperNodes react. Before the sites are registered, a SuperNode or a health probe is
 told to try again, since it would take a refusal as final. A key without an active site is refused here, since Flower
@@ -33,12 +34,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from fedsign.errors import FedSignError
-from simulations.deployment.federation import Federation, address_of, open_federation
+from fedsign.flower import door
+from fedsign.flower.door import HEALTH, is_own
+from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import answers, in_pem, register_sites
 from simulations.deployment.refusals import Refusals
 
-_OPEN_TO_SITES, _HEALTH = ("/v1/fleet/",), "/health"
-_REFUSAL = "Only SuperNodes are served from other machines; start runs and register sites on the server's machine.\n"
+_OPEN_TO_SITES = "/v1/fleet/"
+_REFUSAL = "Only SuperNodes are served; start runs and register sites on the server's machine, by its account.\n"
 _UNKNOWN = "This key is not that of an active site."
 _NOT_YET = "The sites are being registered; try again.\n"
 # ASGI header names are lower-case bytes, and so is Flower's constant
@@ -61,7 +64,7 @@ class Gate:
         app = self.app
         # the server's own start and stop events have no path and no client
         if scope["type"] != "lifespan":
-            if scope["path"].startswith((*_OPEN_TO_SITES, _HEALTH)) and not self.is_open.is_set():
+            if scope["path"].startswith((_OPEN_TO_SITES, HEALTH)) and not self.is_open.is_set():
                 app = PlainTextResponse(_NOT_YET, status_code=503)
             elif not may_pass(scope):
                 refusal = PlainTextResponse(_REFUSAL, status_code=403)
@@ -75,14 +78,9 @@ class Gate:
 
 
 def may_pass(scope: Scope) -> bool:
-    """Whether a request is a SuperNode's, or comes from this machine."""
-    path, server = scope["path"], scope.get("server")
-    if path == _HEALTH or path.startswith(_OPEN_TO_SITES):
-        return True
-    host, _ = scope.get("client") or ("", 0)
-    address = address_of(host)
-    # Local processes connect over the loopback, or to the address that the SuperLink itself listens on.
-    return address is not None and (address.is_loopback or (server is not None and host == server[0]))
+    """Whether a request is a SuperNode's, or comes from this account on this machine."""
+    path = scope["path"]
+    return path == HEALTH or path.startswith(_OPEN_TO_SITES) or is_own(scope)
 
 
 def is_active(folder: Path, key: bytes) -> bool:
@@ -95,6 +93,7 @@ def is_active(folder: Path, key: bytes) -> bool:
 def guard(federation: Federation, is_open: threading.Event) -> None:
     """Put the gate, and the count of refused replies, in front of this process's SuperLink."""
     gate = Middleware(Gate, is_open=is_open, knows=partial(is_active, federation.folder))
+    door.install()
     # Flower calls both through their modules when it builds and serves its app, so these must be set before it starts
     extensions.get_middleware = lambda: (gate,)
     fleet_handlers.push_messages = Refusals(federation).push_messages

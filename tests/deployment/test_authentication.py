@@ -20,6 +20,7 @@ from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkStat
 from flwr.superlink.main import create_app
 
 from fedsign.errors import EngineError
+from fedsign.flower.door import Door
 from fedsign.flower.pulling import Requests
 from fedsign.storage.results import RunFolder
 from simulations.deployment import keys, progress, provision, start
@@ -70,6 +71,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         port=federation.port,
         ssl_certfile=federation.certificate,
         ssl_keyfile=federation.server / "server.key",
+        http=Door,
         log_level="error",
     )
     state = app.state.linkstate_factory.state()

@@ -31,7 +31,7 @@ from clients.node import STATE_KEY
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
 from fedsign.errors import ConfigError, EngineError, LinkLostError
-from fedsign.flower.programs import bound, find_program
+from fedsign.flower.programs import bound, find_program, guarded
 from fedsign.rules import Rule
 from fedsign.storage import checkpoints
 from fedsign.storage.results import RunFolder
@@ -66,7 +66,7 @@ class LocalDeployment(Programs):
 
     def start_link(self, *, timeout_s: float) -> None:
         """Start the SuperLink, and wait until it answers."""
-        link = [*bound(find_program("flower-superlink")), "--insecure", "--host", _LOOPBACK, "--port", str(self._port)]
+        link = [*guarded("superlink"), "--insecure", "--host", _LOOPBACK, "--port", str(self._port)]
         self.start("superlink", [*link, "--disable-runtime-dependency-installation"])
         complaint = "the SuperLink does not answer"
         self.wait_until(lambda: answers_at(_LOOPBACK, self._port), timeout_s=timeout_s, complaint=complaint)

@@ -1,0 +1,161 @@
+"""The door of Flower's servers: what the account of a connection may do is known before a byte is read.
+
+A SuperLink and a SuperNode listen on the loopback, to which every account of a machine can connect, and there they
+start code and hand out models.  Linux tells which account holds the other end of a connection within this machine; all
+but our own get `/health` alone, and so do other machines.  `simulations.deployment.gate` opens more to sites.
+
+    python -m fedsign.flower.door superlink|supernode ARGUMENTS...
+
+runs Flower's program behind the door.
+
+[Note: the account of a connection] /proc/net/tcp lists the sockets of this machine, the client's end of a connection
+among them, with the account that holds it.  A closed socket belongs to nobody there, and is listed as root's without an
+inode, so that who sends a request and hangs up is refused.
+"""
+
+import asyncio
+import ipaddress
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+from uvicorn import config as uvicorn_config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+Address = tuple[str, int]
+OWN: Final = "fedsign.own_account"  # entry of a scope
+HEALTH = "/health"
+HEAD_BYTES, HEAD_S = 2**16, 10.0  # of a request line and headers
+_REFUSAL = "Only the account that started this server may ask this.\n"
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+
+
+def account_of(client: Address, server: Address) -> int | None:
+    """The account of this machine that holds a connection's client end; None if another machine does, or nobody."""
+    ends = [*zip(_listed(client), _listed(server), strict=True)]
+    for table in _TABLES:
+        with Path(table).open(encoding="ascii") as lines:
+            for line in lines:
+                fields = line.split()
+                if (fields[1], fields[2]) in ends and fields[9] != "0":
+                    return int(fields[7])
+    return None
+
+
+def _listed(address: Address) -> Iterator[str]:
+    """An address as in /proc/net/tcp and tcp6: words of four bytes in the machine's order, and a port, in hex."""
+    host, port = ipaddress.ip_address(address[0].partition("%")[0]), address[1]
+    if isinstance(host, ipaddress.IPv6Address):
+        host = host.ipv4_mapped or host
+    forms = [host.packed] if host.version == 6 else [host.packed, bytes(10) + b"\xff\xff" + host.packed]
+    for form in forms:
+        words = (form[at : at + 4] for at in range(0, len(form), 4))
+        yield "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{port:04X}"
+
+
+class Door(HttpToolsProtocol):
+    """Uvicorn's protocol, which notes whose connection it is, and gives up long or slow headers."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Look up the account."""
+        super().connection_made(transport)
+        client, server = self.client, transport.get_extra_info("sockname")
+        self._is_own = client is not None and account_of(client, server[:2]) in (os.getuid(), 0)
+        self._num_bytes = 0
+        self._limit: asyncio.TimerHandle | None = None
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Count the bytes until the headers have ended."""
+        super().data_received(data)
+        if self._limit is not None:
+            self._num_bytes += len(data)
+            if self._num_bytes > HEAD_BYTES:
+                self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """A request begins, maybe after others."""
+        super().on_message_begin()
+        self.scope[OWN] = self._is_own  # type: ignore[typeddict-unknown-key]
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """The request may take its time from here on."""
+        self._end_wait()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the limit."""
+        self._end_wait()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._end_wait()
+        self._num_bytes, self._limit = 0, self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def _end_wait(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+
+class OwnAccount:
+    """Middleware: all but `/health` is for the account that runs this process, and for root."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it unread."""
+        app = self.app
+        if scope["type"] != "lifespan" and scope["path"] != HEALTH and not is_own(scope):
+            app = PlainTextResponse(_REFUSAL, status_code=403) if scope["type"] == "http" else WebSocketClose(code=1008)
+        await app(scope, receive, send)
+
+
+def is_own(scope: Scope) -> bool:
+    """Whether a request comes from our account on this machine."""
+    return bool(scope.get(OWN, False))
+
+
+def install() -> None:
+    """Let Uvicorn's servers in this process know whose connections they serve."""
+    uvicorn_config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{Door.__name__}"
+
+
+def main(program: str, arguments: list[str]) -> None:
+    """Run Flower's program behind the door."""
+    install()
+    sys.argv = [f"flower-{program}", *arguments]
+    start: Any
+    if program == "superlink":
+        from flwr.superlink import extensions
+        from flwr.superlink.cli import flower_superlink as start
+
+        extensions.get_middleware = lambda: (Middleware(OwnAccount),)
+    else:
+        from flwr.supernode import main as node
+        from flwr.supernode.cli import flower_supernode as start
+
+        node.create_app = partial(_guarded, node.create_app)
+    start()
+
+
+def _guarded(create_app: Any, *given: Any, **named: Any) -> Any:
+    app = create_app(*given, **named)
+    app.add_middleware(OwnAccount)
+    return app
+
+
+if __name__ == "__main__":
+    # under its own name, by which Uvicorn imports the protocol
+    from fedsign.flower import door
+
+    door.main(sys.argv[1], sys.argv[2:])
