@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
     # a session of its own: Ctrl-C reaches only this process, and `bound` kills its whole process group
-    return subprocess.Popen(command, start_new_session=True)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

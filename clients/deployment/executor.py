@@ -9,6 +9,7 @@ import os
 import sys
 from typing import NoReturn
 
+from fedsign.flower.programs import unseen
 from fedsign.flower.tasks import Task, Tasks
 from fedsign.transport.process import end_with
 
@@ -22,12 +23,13 @@ def serve(address: str, site: str, task: Task | None) -> NoReturn:
         tasks.run(task)
         task = tasks.next()
     # The next task is acquired already, so its token goes along.  exec keeps the process id that the site watches.
-    anew = [sys.executable, "-P", "-m", "clients.deployment.executor", address, site, task.token, task.fab_hash]
-    os.execv(sys.executable, anew)
+    os.dup2(unseen(f"{task.token} {task.fab_hash}").fileno(), sys.stdin.fileno())
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "clients.deployment.executor", address, site])
 
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
-    _address, _site, *_given = sys.argv[1:]
+    _address, _site = sys.argv[1:]
+    _given = sys.stdin.read().split()
     end_with(int(_site))
     serve(_address, _site, Task(token=_given[0], fab_hash=_given[1]) if _given else None)

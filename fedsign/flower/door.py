@@ -4,9 +4,10 @@ A SuperLink and a SuperNode listen on the loopback, to which every account of a 
 start code and hand out models.  Linux tells which account holds the other end of a connection within this machine; all
 but our own get `/health` alone, and so do other machines.  `simulations.deployment.gate` opens more to sites.
 
-    python -m fedsign.flower.door superlink|supernode ARGUMENTS...
+    python -m fedsign.flower.door superlink|supernode|superexec ARGUMENTS...
 
-runs Flower's program behind the door.
+runs Flower's program behind the door.  The SuperExec of a SuperLink, which starts ServerApps, is run here so that their
+tokens stand on no command line.
 
 [Note: the account of a connection] /proc/net/tcp lists the sockets of this machine, the client's end of a connection
 among them, with the account that holds it.  A closed socket belongs to nobody there, and is listed as root's without an
@@ -16,10 +17,13 @@ inode, so that who sends a request and hangs up is refused.
 import asyncio
 import ipaddress
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from starlette.middleware import Middleware
@@ -28,6 +32,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from uvicorn import config as uvicorn_config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from fedsign.flower.programs import unseen
 
 Address = tuple[str, int]
 OWN: Final = "fedsign.own_account"  # entry of a scope
@@ -130,6 +136,13 @@ def install() -> None:
     uvicorn_config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{Door.__name__}"
 
 
+def hide_tokens() -> None:
+    """Let the SuperLink in this process start the SuperExec of this module."""
+    link: Any = import_module("flwr.superlink.cli.flower_superlink")
+    command = link._get_superexec_command
+    link._get_superexec_command = lambda **given: [sys.executable, "-P", __file__, "superexec", *command(**given)[1:]]
+
+
 def main(program: str, arguments: list[str]) -> None:
     """Run Flower's program behind the door."""
     install()
@@ -139,13 +152,27 @@ def main(program: str, arguments: list[str]) -> None:
         from flwr.superlink import extensions
         from flwr.superlink.cli import flower_superlink as start
 
+        hide_tokens()
         extensions.get_middleware = lambda: (Middleware(OwnAccount),)
+    elif program == "superexec":
+        from flwr.supercore.cli import flower_superexec as start
+        from flwr.supercore.superexec.executor import subprocess_executor
+
+        here: Any = subprocess_executor
+        here.subprocess = SimpleNamespace(Popen=_start_unseen, DEVNULL=subprocess.DEVNULL)
     else:
         from flwr.supernode import main as node
         from flwr.supernode.cli import flower_supernode as start
 
         node.create_app = partial(_guarded, node.create_app)
     start()
+
+
+def _start_unseen(command: list[str], **settings: Any) -> None:
+    at = command.index("--token")
+    with unseen(command[at + 1]) as token:
+        command[at : at + 2] = ["--token-file", "/dev/stdin"]
+        subprocess.Popen(command, stdin=token, **settings)
 
 
 def _guarded(create_app: Any, *given: Any, **named: Any) -> Any:

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from fedsign.errors import EngineError
 
@@ -41,3 +42,11 @@ def bound(script: str) -> list[str]:
 def guarded(server: str) -> list[str]:
     """A command that runs Flower's `superlink` or `supernode` behind the door, until this process ends."""
     return [*bound(str(Path(__file__).with_name("door.py"))), server]
+
+
+def unseen(secret: str) -> BinaryIO:
+    """A file in memory, for a program's standard input: every account may read command lines."""
+    file = os.fdopen(os.memfd_create("secret"), "w+b")
+    file.write(secret.encode())
+    file.seek(0)
+    return file

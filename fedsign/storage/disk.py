@@ -66,8 +66,9 @@ def exclusive(path: Path, *, name: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise ResultsError(f"{name} is in use by process {holder}; wait for it or stop it.") from error
+            # empty for a moment, when the holder has just begun or only looks
+            holder = f"process {number}" if (number := file.read().strip()) else "another process"
+            raise ResultsError(f"{name} is in use by {holder}; wait for it or stop it.") from error
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()  # for the message of a process that finds the lock held

@@ -94,6 +94,7 @@ def guard(federation: Federation, is_open: threading.Event) -> None:
     """Put the gate, and the count of refused replies, in front of this process's SuperLink."""
     gate = Middleware(Gate, is_open=is_open, knows=partial(is_active, federation.folder))
     door.install()
+    door.hide_tokens()
     # Flower calls both through their modules when it builds and serves its app, so these must be set before it starts
     extensions.get_middleware = lambda: (gate,)
     fleet_handlers.push_messages = Refusals(federation).push_messages

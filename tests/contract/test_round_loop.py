@@ -278,6 +278,9 @@ def test_a_run_in_use_cannot_be_resumed(tmp_path: Path) -> None:
         assert held.wait(60)
         with pytest.raises(ResultsError, match=rf"is in use by process {holder.pid}; wait for it or stop it"):
             run({"rounds": 3}, resume=done.path)
+        (done.path / "lock").write_text("")  # as before it has written its number
+        with pytest.raises(ResultsError, match="is in use by another process; wait for it or stop it"):
+            run({"rounds": 3}, resume=done.path)
     finally:
         release.set()
         holder.join(60)

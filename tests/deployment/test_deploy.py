@@ -38,6 +38,7 @@ SMALL = settings(
     callbacks=[],
     results__checkpoint_every=1,
 )
+TOKEN = re.compile(r"\b[0-9a-f]{64}\b")
 started: list["subprocess.Popen[bytes]"] = []  # SuperLinks, which 'fedsign deploy down' ends
 ON_FEDERATION = settings(engine__name="superlink", engine__federation="federation")
 
@@ -95,11 +96,14 @@ def test_a_run_whose_command_is_killed_ends_and_is_resumed_to_the_same_bits(fold
     command = [sys.executable, "-m", "simulations.cli", "run", *SMALL, *own, *ON_FEDERATION]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: any(path.stat().st_size for path in folder.glob("killed/*/*/rounds.jsonl")), timeout_s=240)
+    assert not tokens_in_sight(folder / "federation", of="flwr-serverapp")
     process.kill()
     process.wait()
     (config,) = folder.glob("killed/*/*/config.toml")
     resumed = fedsign("run", "--resume", str(config.parent), folder=folder, timeout_s=500)
     assert resumed.returncode == 0, resumed.stderr
+    # for the second app, which has handed its token to itself
+    assert not tokens_in_sight(folder / "federation", of="clients.deployment.executor")
     calm = fedsign("run", *SMALL, *settings(results__root=folder / "calm", strategy__name="feddyn"), folder=folder)
     assert calm.returncode == 0, calm.stderr
     (expected,) = folder.glob("calm/*/*/config.toml")
@@ -148,6 +152,15 @@ def test_a_run_goes_on_by_itself_when_its_superlink_is_killed_and_started_again(
     (interrupted,) = [path.parent for path in folder.glob("relinked/*/*/config.toml") if path != config]
     said = start_superlink(federation)
     assert f"resume it with: fedsign run --resume {interrupted}" in said.read_text()
+
+
+def tokens_in_sight(root: Path, *, of: str) -> list[str]:
+    """Tokens of tasks on the command lines and in the environments of a federation's processes, `of` one among them."""
+    commands = processes_of(root)
+    assert any(of in command for command in commands)
+    numbers = [command.split()[0] for command in commands]
+    environments = [Path(f"/proc/{number}/environ").read_text(errors="replace") for number in numbers]
+    return TOKEN.findall("\n".join([*commands, *environments]))
 
 
 def kill_superlink(federation: Federation) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _PAUSES_S = {3: 0.1, 0.5: 0.05}
 _sleep = time.sleep
-_names = [Path(argument).name for argument in sys.orig_argv[:6]]
+_names = [Path(argument).name for argument in sys.orig_argv[:7]]
 
 if "FEDSIGN_TEST_IS_PATIENT" in os.environ:
     pass
@@ -23,7 +23,7 @@ elif "flwr-serverapp" in _names or "clients.deployment.executor" in _names:
     from flwr.supercore import heartbeat
 
     heartbeat.HEARTBEAT_DEFAULT_INTERVAL = 10
-elif "flower-supernode" in _names:
+elif "supernode" in _names:
     from flwr.common import constant as common
     from flwr.supercore import constant
 
