@@ -15,6 +15,7 @@ inode, so that who sends a request and hangs up is refused.
 """
 
 import asyncio
+import ctypes
 import ipaddress
 import os
 import subprocess
@@ -40,6 +41,7 @@ OWN: Final = "fedsign.own_account"  # entry of a scope
 HEALTH = "/health"
 HEAD_BYTES, HEAD_S = 2**16, 10.0  # of a request line and headers
 _REFUSAL = "Only the account that started this server may ask this.\n"
+_PR_SET_DUMPABLE = 4
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
@@ -129,6 +131,12 @@ class OwnAccount:
 def is_own(scope: Scope) -> bool:
     """Whether a request comes from our account on this machine."""
     return bool(scope.get(OWN, False))
+
+
+def hide() -> None:
+    """Keep memory and open files of this process from others of its account, such as the apps that it starts."""
+    if ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+        raise OSError("this process cannot be hidden: prctl(PR_SET_DUMPABLE) failed")
 
 
 def install() -> None:

@@ -31,6 +31,14 @@ app = typer.Typer(
 
 FolderOption = Annotated[Path, typer.Option("--folder", help="Federation folder on the server.")]
 DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="Validity of the server's certificate in days.")]
+CaKeyOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The CA's private key, such as on a removable disk; default: ca/ca.key."),
+]
+PassphraseOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="File with the passphrase of the CA's key; without it, a terminal asks."),
+]
 _FOLDER = Path("federation")
 
 
@@ -58,6 +66,8 @@ def init(
     port: Annotated[int, typer.Option(min=1, max=65535, help="TCP port of the server.")] = 8000,
     bind: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "0.0.0.0",
     days: DaysOption = 365,
+    ca_key: CaKeyOption = None,
+    ca_passphrase_file: PassphraseOption = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; for local tests only.")] = False,
 ) -> None:
     """Create a federation: a CA, the server's certificate, and a kit for each site.
@@ -65,6 +75,7 @@ def init(
     For example: fedsign deploy init --host fl.example.org --host 192.0.2.10 --site berlin --site hamburg=hamburg.pub
     """
     from simulations.deployment import provision
+    from simulations.deployment.accounts import remarks
     from simulations.deployment.federation import Federation
     from simulations.deployment.start import UNSAFE
 
@@ -77,9 +88,10 @@ def init(
     )
     given = [text.partition("=") for text in site or ()]
     sites = [(name, Path(file) if file else None) for name, _, file in given]
-    made = provision.init(federation, sites, lifetime=dt.timedelta(days=days))
-    if insecure:
-        _warn(UNSAFE)
+    passphrase = "" if insecure else _passphrase(ca_passphrase_file, is_new=True)
+    made = provision.init(federation, sites, lifetime=dt.timedelta(days=days), ca_key=ca_key, passphrase=passphrase)
+    for remark in [UNSAFE] if insecure else remarks(made):
+        _warn(remark)
     _say(f"federation {made.name} in {folder}: server {made.hosts[0]}, port {made.port}, {len(made.active)} sites")
     _say_kits(made, (each.name for each in made.active))
     _say(f"next: {folder}/server/start.sh here; each site unpacks its kit and follows its README.md")
@@ -155,6 +167,8 @@ def revoke(
 def renew(
     folder: FolderOption = _FOLDER,
     days: DaysOption = 365,
+    ca_key: CaKeyOption = None,
+    ca_passphrase_file: PassphraseOption = None,
     host: Annotated[
         list[str] | None, typer.Option(help="Additional host name or address of the server; repeatable.")
     ] = None,
@@ -163,7 +177,13 @@ def renew(
     from simulations.deployment import keys, membership, provision
     from simulations.deployment.federation import open_federation
 
-    renewed = provision.renew(open_federation(folder), host or [], lifetime=dt.timedelta(days=days))
+    renewed = provision.renew(
+        open_federation(folder),
+        host or [],
+        lifetime=dt.timedelta(days=days),
+        ca_key=ca_key,
+        passphrase=lambda: _passphrase(ca_passphrase_file),
+    )
     _say(f"certificate for {', '.join(renewed.hosts)}, until {keys.ends_at(renewed.certificate):%Y-%m-%d}")
     if membership.process_of(renewed) is not None:
         _say("the SuperLink that is running has the old one: start it again")
@@ -219,6 +239,7 @@ def status(
         print_json(report)
     else:
         print_facts([(name, escaped(report[name])) for name in ("superlink", "certificate")])
+        print_facts([("remark", escaped(remark)) for remark in report["remarks"]])
         for rows in filter(None, (report["runs"], report["sites"])):
             print()
             print_table(rows)
@@ -251,16 +272,21 @@ def start(
         Path | None, typer.Argument(help="Startup kit or server folder; default: current folder.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="In a startup kit: connect to this host instead.")] = None,
+    key_stdin: Annotated[
+        bool, typer.Option("--key-stdin", help="In a server folder: read the server's private key from standard input.")
+    ] = False,
 ) -> None:
     """Run as the SuperLink, or as a site's SuperNode, until stopped. The start scripts call this."""
     from simulations.deployment.start import start_server, start_site
 
     federation, kit = _opened(folder)
+    if kit is not None and key_stdin:
+        raise ConfigError("--key-stdin belongs to the server's folder; a site's SuperNode reads the file 'key'.")
     if kit is not None:
         start_site(kit, _warn, host=host)
     if host is not None:
         raise ConfigError("--host belongs to a site's kit; where the server listens is 'bind' in federation.toml.")
-    start_server(federation, _warn)
+    start_server(federation, _warn, key=sys.stdin.buffer.read() if key_stdin else None)
 
 
 @app.command()
@@ -272,7 +298,7 @@ def up(
     ] = 180.0,
 ) -> None:
     """Try out a federation on this machine: start the server and N sites. Creates a federation if none exists."""
-    from simulations.deployment import provision, running, start
+    from simulations.deployment import accounts, provision, running, start
     from simulations.deployment.federation import FILE, Federation, open_federation
 
     if not (folder / FILE).exists():
@@ -281,9 +307,13 @@ def up(
         )
         sites = [(f"site-{number}", None) for number in range(1, local + 1)]
         provision.init(created, sites, lifetime=dt.timedelta(days=365))
+        created.authority_key.unlink()  # which no try-out needs again
         _say(f"made a federation for this machine alone in {folder}")
     federation = open_federation(folder)
     start.up(federation, local, timeout_s=timeout_s, say=_say)
+    _say(f"files: {folder}/server and {folder}/ca are the server's, {folder}/kits/SITE and its data the site's")
+    for remark in accounts.remarks(federation):
+        _say(remark)
     _say(
         f"next: fedsign run --set engine.name=superlink --set engine.federation={folder} --set "
         f"partition.num_clients={local} --set server.cohort_size={local}"
@@ -312,6 +342,25 @@ def _opened(folder: Path | None) -> tuple[Any, Any]:
             return open_federation(candidate), None
     named = "this folder" if folder is None else str(folder)
     raise ConfigError(f"{named} holds neither a site's kit ({SITE_FILE}) nor a federation ({FILE}); name one of them.")
+
+
+def _passphrase(file: Path | None, *, is_new: bool = False) -> str:
+    """Return the passphrase of the CA's key, from a file or a terminal; "" if there is neither, or none is wanted."""
+    if file is None and sys.stdin.isatty():
+        question = "Passphrase of the CA's key" + (" (empty: do not encrypt it)" if is_new else "")
+        answer: str = typer.prompt(
+            question, "", hide_input=True, confirmation_prompt=is_new, show_default=False, err=True
+        )
+        return answer
+    try:
+        passphrase = "" if file is None else file.read_text(encoding="utf-8").splitlines()[0]
+    except (OSError, UnicodeError, IndexError) as error:
+        raise ConfigError(
+            f"--ca-passphrase-file {file} holds no passphrase ({error}); give a text of one line."
+        ) from error
+    if not passphrase and (file is not None or not is_new):
+        raise ConfigError("the CA's key needs a passphrase; run this on a terminal, or give --ca-passphrase-file.")
+    return passphrase
 
 
 def _say_kits(federation: Any, names: Iterable[str]) -> None:

@@ -102,6 +102,7 @@ def guard(federation: Federation, is_open: threading.Event) -> None:
 
 def main() -> None:
     """Run the SuperLink behind the gate."""
+    door.hide()
     folder, *arguments = sys.argv[1:]
     federation = open_federation(Path(folder))
     is_open = threading.Event()

@@ -17,7 +17,13 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsign.errors import ConfigError
@@ -72,6 +78,33 @@ def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta)
     # Python 3.13 verifies strictly by default (VERIFY_X509_STRICT), and refuses a certificate without it
     public = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return _signed(builder.add_extension(public, critical=False), key, by=signer)
+
+
+def is_encrypted(key: bytes) -> bool:
+    """Whether a private key in PEM needs a passphrase."""
+    return b"ENCRYPTED" in key
+
+
+def encrypted(key: bytes, passphrase: str) -> bytes:
+    """Encrypt a private key in PEM."""
+    form = BestAvailableEncryption(passphrase.encode())
+    return serialization.load_pem_private_key(key, None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, form)
+
+
+def decrypted(key: bytes, passphrase: str) -> bytes:
+    """Decrypt a private key in PEM.
+
+    Raises:
+        ConfigError: the passphrase is wrong.
+    """
+    try:
+        signer = serialization.load_pem_private_key(key, passphrase.encode())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            "the CA's key cannot be decrypted: the passphrase is wrong, or the file damaged; try again, or restore "
+            "the file."
+        ) from error
+    return signer.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def general_name(host: str) -> x509.GeneralName:

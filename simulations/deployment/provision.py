@@ -2,19 +2,37 @@
 
 import datetime as dt
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fedsign.errors import ConfigError
 from simulations.deployment import membership
 from simulations.deployment.federation import FILE, Federation, check_bind, check_host
-from simulations.deployment.keys import Certified, issue, make_authority, make_key, read_public
+from simulations.deployment.keys import (
+    Certified,
+    decrypted,
+    encrypted,
+    is_encrypted,
+    issue,
+    make_authority,
+    make_key,
+    read_public,
+)
 from simulations.deployment.startup_kits import KEY_FILE, check_kit, write_kit, write_server
 
 
-def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, lifetime: dt.timedelta) -> Federation:
+def init(
+    federation: Federation,
+    sites: Sequence[tuple[str, Path | None]],
+    *,
+    lifetime: dt.timedelta,
+    ca_key: Path | None = None,
+    passphrase: str = "",
+) -> Federation:
     """Create the folder: CA, server, a kit for each site; for `sites`, see `add_site`.
+
+    The CA's key goes to `ca_key`, by default into the folder, and is encrypted if there is a passphrase.
 
     Raises:
         ConfigError: the folder is in use, or a name, address or key is invalid.
@@ -29,14 +47,19 @@ def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, li
     for host in federation.hosts:
         check_host(host)
     check_bind(federation.bind)
+    ca_key = ca_key or federation.authority_key
+    if ca_key.exists():
+        raise ConfigError(f"--ca-key {ca_key} is there already and would be lost; name another file.")
+    authority = make_authority(federation.name)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)  # mkdir's mode does not apply to an existing folder
         federation.server.mkdir(mode=0o700)
         if not federation.insecure:
             federation.authority.parent.mkdir(mode=0o700)
-            make_authority(federation.name).write(federation.authority, federation.authority_key)
-            _issue(federation, lifetime)
+            key = encrypted(authority.key, passphrase) if passphrase else authority.key
+            Certified(certificate=authority.certificate, key=key).write(federation.authority, ca_key)
+            _issue(federation, authority, lifetime)
         write_server(federation)
         # after keys and certificates: with this file the folder counts as a federation, which add_site extends
         federation.write()
@@ -44,6 +67,7 @@ def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, li
             federation = add_site(federation, name, public_key)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # leave no partial federation
+        ca_key.unlink(missing_ok=True)
         raise
     return federation
 
@@ -76,22 +100,35 @@ def revoke(federation: Federation, name: str) -> Federation:
     return left
 
 
-def renew(federation: Federation, hosts: Sequence[str], *, lifetime: dt.timedelta) -> Federation:
+def renew(
+    federation: Federation,
+    hosts: Sequence[str],
+    *,
+    lifetime: dt.timedelta,
+    ca_key: Path | None = None,
+    passphrase: Callable[[], str] = str,
+) -> Federation:
     """Issue a new certificate for the server, with more names and addresses if given.
 
+    `passphrase` is asked for if the CA's key is encrypted.
+
     Raises:
-        ConfigError: the federation has no certificates, or the CA's key is stored elsewhere.
+        ConfigError: the federation has no certificates, the CA's key is stored elsewhere, or the passphrase is wrong.
     """
     if federation.insecure:
         raise ConfigError("an insecure federation has no certificate; make a new one without --insecure.")
     for host in hosts:
         check_host(host)
-    if not federation.authority_key.exists():
+    ca_key = ca_key or federation.authority_key
+    try:
+        key = ca_key.read_bytes()
+    except OSError as error:
         raise ConfigError(
-            f"{federation.authority_key} is missing; put the CA's key back for as long as this command takes."
-        )
+            f"{ca_key} cannot be read ({error.strerror}); name the file that holds the CA's key with --ca-key."
+        ) from error
+    key = decrypted(key, passphrase()) if is_encrypted(key) else key
     grown = replace(federation, hosts=tuple(dict.fromkeys((*federation.hosts, *hosts))))
-    _issue(grown, lifetime)
+    _issue(grown, Certified(certificate=federation.authority.read_bytes(), key=key), lifetime)
     grown.write()
     return grown
 
@@ -104,8 +141,7 @@ def apply(federation: Federation) -> bool:
     return True
 
 
-def _issue(federation: Federation, lifetime: dt.timedelta) -> None:
-    authority = Certified(certificate=federation.authority.read_bytes(), key=federation.authority_key.read_bytes())
+def _issue(federation: Federation, authority: Certified, lifetime: dt.timedelta) -> None:
     # `local_host`: the engine on this machine connects to the address that `bind` names
     hosts = (*federation.hosts, federation.local_host)
     issue(authority, hosts, lifetime=lifetime).write(federation.certificate, federation.server / "server.key")

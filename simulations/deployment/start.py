@@ -36,26 +36,31 @@ UNSAFE = (
 )
 
 
-def start_server(federation: Federation, say: Say) -> NoReturn:
-    """Replace this process by the SuperLink.
+def start_server(federation: Federation, say: Say, *, key: bytes | None = None) -> NoReturn:
+    """Replace this process by the SuperLink. `key`: the server's, if this account cannot read its file.
 
     Raises:
-        ConfigError: the certificate has expired, or a key is readable for others.
+        ConfigError: the certificate has expired, or a key is missing, or readable for others.
     """
     _claim(federation.server)
     check_trust(federation, say)
-    state, home, key = (federation.server / name for name in ("state", "flower", "server.key"))
+    state, home, file = (federation.server / name for name in ("state", "flower", "server.key"))
     gate = ["simulations.deployment.gate", str(federation.folder), "--disable-runtime-dependency-installation"]
     gate += ["--host", federation.bind, "--port", str(federation.port), "--database", str(state / "superlink.sqlite")]
     link: dict[str, str | bool] = {"address": federation.local_address}  # for `flwr` on this machine
     if federation.insecure:
         gate.append("--insecure")
         link["insecure"] = True
-    elif not key.exists() or not is_private(key):
-        raise ConfigError(f"{key} is missing or can be read by others; restore it, or make it private with chmod 600.")
+    elif key is None and not (os.access(file, os.R_OK) and is_private(file)):
+        raise ConfigError(
+            f"{file} is missing, root's, or readable for others; restore it, start the systemd unit, or make it "
+            "private with chmod 600."
+        )
     else:
+        if key is not None:
+            file = in_memory(key)
         gate += [
-            "--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(key),
+            "--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(file),
             "--ssl-ca-certfile", str(federation.authority), "--enable-supernode-auth",
         ]  # fmt: skip
         link["root-certificates"] = str(federation.authority)
@@ -224,7 +229,15 @@ def _check_not_running(folder: Path) -> None:
 def _claim(folder: Path) -> None:
     """Record this process in the folder, unless one is running already. The program that it becomes keeps its id."""
     _check_not_running(folder)
+    os.umask(0o077)
     record_this_process(folder / "pid")
+
+
+def in_memory(key: bytes) -> Path:
+    """Return a path that only this process, and what it becomes, can read; `fedsign.flower.door.hide` keeps it so."""
+    descriptor = os.memfd_create("server.key", 0)  # 0: it survives exec
+    os.write(descriptor, key)
+    return Path(f"/proc/self/fd/{descriptor}")
 
 
 def _become(folder: Path, home: Path, command: list[str]) -> NoReturn:

@@ -12,6 +12,7 @@ from typing import Any
 from flwr.common.constant import HEARTBEAT_PATIENCE
 from flwr.proto.node_pb2 import NodeInfo
 
+from simulations.deployment.accounts import remarks
 from simulations.deployment.federation import Federation, Site
 from simulations.deployment.keys import ends_at, validity
 from simulations.deployment.membership import answers, in_pem, nodes_of, process_of
@@ -21,7 +22,7 @@ Row = dict[str, Any]
 
 
 def status_of(federation: Federation) -> Row:
-    """Return `superlink`, `is_up`, `certificate`, and the rows of `runs` and `sites`."""
+    """Return `superlink`, `is_up`, `certificate`, `remarks` on accounts, and the rows of `runs` and `sites`."""
     process, runs = process_of(federation), [run for run in runs_of(federation) if not run.is_over]
     is_up = process is not None and answers(federation)
     # by key: Flower's list also holds unregistered nodes, perhaps of the same name
@@ -40,6 +41,7 @@ def status_of(federation: Federation) -> Row:
         "superlink": link,
         "is_up": is_up,
         "certificate": "none" if ends is None else validity(ends)[1],
+        "remarks": [*remarks(federation)],
         "runs": [_run(run, names) for run in runs],
         "sites": [
             _site(site, nodes.get(in_pem(site.public_key)) if site.public_key else None, runs)

@@ -172,13 +172,15 @@ def kill_superlink(federation: Federation) -> None:
 
 
 def start_superlink(federation: Federation) -> Path:
-    """As systemd does; returns what it says."""
-    said = federation.folder / "started.log"
-    with said.open("wb") as log:
+    """As systemd does, with a key that the account cannot read; returns what it says."""
+    said, key = federation.folder / "started.log", federation.server / "server.key"
+    roots = key.rename(federation.folder / "roots")
+    with said.open("wb") as log, roots.open("rb") as given:
         environment = {**os.environ, "FEDSIGN": str(Path(sys.executable).parent / "fedsign")}
-        command = [str(federation.server / "start.sh")]
-        started.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
+        command = [str(federation.server / "start.sh"), "--key-stdin"]
+        started.append(subprocess.Popen(command, stdin=given, stdout=log, stderr=subprocess.STDOUT, env=environment))
     wait_until(lambda: membership.answers(federation), timeout_s=60)
+    roots.rename(key)
     return said
 
 
@@ -347,6 +349,12 @@ def test_up_makes_a_federation_where_there_is_none_and_down_ends_it(tmp_path: Pa
     up = fedsign("deploy", "up", "--local", "1", folder=tmp_path)
     assert up.returncode == 0, up.stderr
     assert "made a federation for this machine alone" in up.stdout
+    assert (
+        "federation/server and federation/ca are the server's, federation/kits/SITE and its data the site's"
+        in up.stdout
+    )
+    assert "the server, site-1 run as" in up.stdout  # here they are one account, as status says
+    assert not (tmp_path / "federation" / "ca" / "ca.key").exists()
     wait_until(lambda: len(processes_of(tmp_path / "federation")) > 2, timeout_s=120)
     down = fedsign("deploy", "down", folder=tmp_path)
     assert down.stdout.startswith("ended: ")

@@ -402,7 +402,7 @@ def test_check_tells_of_what_is_missing_at_a_site(federation: Federation, tmp_pa
     (kit / "site.toml").write_text((kit / "site.toml").read_text() + own)
     states = {row["what"]: (row["state"], row["detail"]) for row in check.check_site(open_startup_kit(kit))}
     broken = {what for what, (state, _) in states.items() if state == "broken"}
-    assert broken == {"data", "device", "key", "server", "sharding"}
+    assert broken == {"data", "device", "key", "berlin/key", "server", "sharding"}
     assert f"={kit / 'silo.secret'} cannot be read (No such file or directory)" in states["sharding"][1]
     assert "chmod 600" in states["key"][1]
     assert states["python"][0] == "ok"
