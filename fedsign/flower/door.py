@@ -41,7 +41,6 @@ OWN: Final = "fedsign.own_account"  # entry of a scope
 HEALTH = "/health"
 HEAD_BYTES, HEAD_S = 2**16, 10.0  # of a request line and headers
 _REFUSAL = "Only the account that started this server may ask this.\n"
-_PR_SET_DUMPABLE = 4
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
@@ -135,7 +134,7 @@ def is_own(scope: Scope) -> bool:
 
 def hide() -> None:
     """Keep memory and open files of this process from others of its account, such as the apps that it starts."""
-    if ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+    if ctypes.CDLL(None).prctl(4, 0, 0, 0, 0):  # PR_SET_DUMPABLE
         raise OSError("this process cannot be hidden: prctl(PR_SET_DUMPABLE) failed")
 
 

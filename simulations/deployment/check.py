@@ -8,7 +8,7 @@ from typing import Any
 from clients.deployment.settings import site_tables
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.versions import MISSING, compared, versions
-from simulations.deployment.accounts import name_of, remarks, wrong_files
+from simulations.deployment.accounts import files, remarks
 from simulations.deployment.federation import Federation
 from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
 from simulations.deployment.membership import answers, nodes_of, process_of
@@ -37,20 +37,16 @@ def check_site(kit: StartupKit, experiment: Path | None = None) -> list[Row]:
     rows += [_row(name, _table, name, settings) for name, settings in kit.tables.items()]
     if kit.trusted is not None:
         rows.append(_row("key", _key, kit))
-    return [*rows, *_files(kit.folder, apart=kit.data_folder), *_server_rows(kit)]
+    return [*rows, *(_as_row(*finding) for finding in files(kit.folder, apart=kit.data_folder)), *_server_rows(kit)]
 
 
 def check_server(federation: Federation) -> list[Row]:
     """Check the server, with the same rows."""
+    folders = [each for name in ("server", "ca", "kits/[a-z0-9]*") for each in sorted(federation.folder.glob(name))]
     rows = [*_versions(federation.versions), *_certificates(federation)]
-    for folder in (
-        federation.server,
-        federation.authority.parent,
-        *(federation.kit(site.name) for site in federation.sites),
-    ):
-        rows += _files(folder)
+    rows += [_as_row(*finding) for folder in folders for finding in files(folder)]
     rows += [_as_row("accounts", "warn", remark) for remark in remarks(federation)]
-    rows.append(_row("SuperLink", _superlink, federation))
+    rows += [_row("SuperLink", _superlink, federation)]
     try:
         return [*rows, *_sites(federation)]
     except FedSignError as error:  # other rows may show the cause
@@ -186,13 +182,6 @@ def _certificates(federation: Federation) -> Iterator[Row]:
         return
     for name, path in (("certificate", federation.certificate), ("CA", federation.authority)):
         yield _row(name, lambda path: validity(ends_at(path)), path)
-
-
-def _files(folder: Path, *, apart: Path | None = None) -> Iterator[Row]:
-    wrong = [*wrong_files(folder, apart=apart)] if folder.exists() else []
-    yield from (_as_row(*finding) for finding in wrong)
-    if folder.exists() and not wrong:
-        yield _as_row(f"{folder.name}/", "ok", f"its files are {name_of(folder.stat().st_uid)}'s, and closed to others")
 
 
 def _superlink(federation: Federation) -> Finding:

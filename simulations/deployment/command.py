@@ -7,6 +7,7 @@ import datetime as dt
 import os
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,14 +32,8 @@ app = typer.Typer(
 
 FolderOption = Annotated[Path, typer.Option("--folder", help="Federation folder on the server.")]
 DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="Validity of the server's certificate in days.")]
-CaKeyOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="The CA's private key, such as on a removable disk; default: ca/ca.key."),
-]
-PassphraseOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="File with the passphrase of the CA's key; without it, a terminal asks."),
-]
+_PassphraseFile = typer.Option(exists=True, dir_okay=False, help="File with the passphrase; else a terminal asks.")
+PassphraseOption = Annotated[Path | None, _PassphraseFile]
 _FOLDER = Path("federation")
 
 
@@ -66,7 +61,6 @@ def init(
     port: Annotated[int, typer.Option(min=1, max=65535, help="TCP port of the server.")] = 8000,
     bind: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "0.0.0.0",
     days: DaysOption = 365,
-    ca_key: CaKeyOption = None,
     ca_passphrase_file: PassphraseOption = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; for local tests only.")] = False,
 ) -> None:
@@ -88,8 +82,8 @@ def init(
     )
     given = [text.partition("=") for text in site or ()]
     sites = [(name, Path(file) if file else None) for name, _, file in given]
-    passphrase = "" if insecure else _passphrase(ca_passphrase_file, is_new=True)
-    made = provision.init(federation, sites, lifetime=dt.timedelta(days=days), ca_key=ca_key, passphrase=passphrase)
+    passphrase = b"" if insecure else _passphrase(ca_passphrase_file, is_new=True)
+    made = provision.init(federation, sites, lifetime=dt.timedelta(days=days), passphrase=passphrase)
     for remark in [UNSAFE] if insecure else remarks(made):
         _warn(remark)
     _say(f"federation {made.name} in {folder}: server {made.hosts[0]}, port {made.port}, {len(made.active)} sites")
@@ -167,7 +161,7 @@ def revoke(
 def renew(
     folder: FolderOption = _FOLDER,
     days: DaysOption = 365,
-    ca_key: CaKeyOption = None,
+    ca_key: Annotated[Path | None, typer.Option(help="The CA's private key, if it is not ca/ca.key.")] = None,
     ca_passphrase_file: PassphraseOption = None,
     host: Annotated[
         list[str] | None, typer.Option(help="Additional host name or address of the server; repeatable.")
@@ -177,13 +171,9 @@ def renew(
     from simulations.deployment import keys, membership, provision
     from simulations.deployment.federation import open_federation
 
-    renewed = provision.renew(
-        open_federation(folder),
-        host or [],
-        lifetime=dt.timedelta(days=days),
-        ca_key=ca_key,
-        passphrase=lambda: _passphrase(ca_passphrase_file),
-    )
+    federation, lifetime = open_federation(folder), dt.timedelta(days=days)
+    ask = partial(_passphrase, ca_passphrase_file)
+    renewed = provision.renew(federation, host or [], lifetime=lifetime, ca_key=ca_key, passphrase=ask)
     _say(f"certificate for {', '.join(renewed.hosts)}, until {keys.ends_at(renewed.certificate):%Y-%m-%d}")
     if membership.process_of(renewed) is not None:
         _say("the SuperLink that is running has the old one: start it again")
@@ -272,9 +262,7 @@ def start(
         Path | None, typer.Argument(help="Startup kit or server folder; default: current folder.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="In a startup kit: connect to this host instead.")] = None,
-    key_stdin: Annotated[
-        bool, typer.Option("--key-stdin", help="In a server folder: read the server's private key from standard input.")
-    ] = False,
+    key_stdin: Annotated[bool, typer.Option("--key-stdin", help="Read the server's key from standard input.")] = False,
 ) -> None:
     """Run as the SuperLink, or as a site's SuperNode, until stopped. The start scripts call this."""
     from simulations.deployment.start import start_server, start_site
@@ -298,7 +286,8 @@ def up(
     ] = 180.0,
 ) -> None:
     """Try out a federation on this machine: start the server and N sites. Creates a federation if none exists."""
-    from simulations.deployment import accounts, provision, running, start
+    from simulations.deployment import provision, running, start
+    from simulations.deployment.accounts import remarks
     from simulations.deployment.federation import FILE, Federation, open_federation
 
     if not (folder / FILE).exists():
@@ -311,9 +300,9 @@ def up(
         _say(f"made a federation for this machine alone in {folder}")
     federation = open_federation(folder)
     start.up(federation, local, timeout_s=timeout_s, say=_say)
-    _say(f"files: {folder}/server and {folder}/ca are the server's, {folder}/kits/SITE and its data the site's")
-    for remark in accounts.remarks(federation):
-        _say(remark)
+    whose = f"files: {folder}/server and {folder}/ca are the server's, {folder}/kits/SITE and its data the site's"
+    for line in (whose, *remarks(federation)):
+        _say(line)
     _say(
         f"next: fedsign run --set engine.name=superlink --set engine.federation={folder} --set "
         f"partition.num_clients={local} --set server.cohort_size={local}"
@@ -344,23 +333,13 @@ def _opened(folder: Path | None) -> tuple[Any, Any]:
     raise ConfigError(f"{named} holds neither a site's kit ({SITE_FILE}) nor a federation ({FILE}); name one of them.")
 
 
-def _passphrase(file: Path | None, *, is_new: bool = False) -> str:
-    """Return the passphrase of the CA's key, from a file or a terminal; "" if there is neither, or none is wanted."""
-    if file is None and sys.stdin.isatty():
-        question = "Passphrase of the CA's key" + (" (empty: do not encrypt it)" if is_new else "")
-        answer: str = typer.prompt(
-            question, "", hide_input=True, confirmation_prompt=is_new, show_default=False, err=True
-        )
-        return answer
-    try:
-        passphrase = "" if file is None else file.read_text(encoding="utf-8").splitlines()[0]
-    except (OSError, UnicodeError, IndexError) as error:
-        raise ConfigError(
-            f"--ca-passphrase-file {file} holds no passphrase ({error}); give a text of one line."
-        ) from error
-    if not passphrase and (file is not None or not is_new):
-        raise ConfigError("the CA's key needs a passphrase; run this on a terminal, or give --ca-passphrase-file.")
-    return passphrase
+def _passphrase(file: Path | None, *, is_new: bool = False) -> bytes:
+    """Return the passphrase of the CA's key: a file's first line, or a terminal's answer, or nothing."""
+    if file is not None:
+        return file.read_bytes().partition(b"\n")[0].strip()
+    form: dict[str, Any] = {"hide_input": True, "confirmation_prompt": is_new, "show_default": False, "err": True}
+    answer: str = typer.prompt("Passphrase of the CA's key", "", **form) if sys.stdin.isatty() else ""
+    return answer.encode()
 
 
 def _say_kits(federation: Any, names: Iterable[str]) -> None:

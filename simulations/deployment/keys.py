@@ -17,13 +17,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsign.errors import ConfigError
@@ -80,31 +74,21 @@ def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta)
     return _signed(builder.add_extension(public, critical=False), key, by=signer)
 
 
-def is_encrypted(key: bytes) -> bool:
-    """Whether a private key in PEM needs a passphrase."""
-    return b"ENCRYPTED" in key
-
-
-def encrypted(key: bytes, passphrase: str) -> bytes:
-    """Encrypt a private key in PEM."""
-    form = BestAvailableEncryption(passphrase.encode())
-    return serialization.load_pem_private_key(key, None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, form)
-
-
-def decrypted(key: bytes, passphrase: str) -> bytes:
-    """Decrypt a private key in PEM.
+def with_passphrase(key: bytes, *, old: bytes = b"", new: bytes = b"") -> bytes:
+    """Encrypt or decrypt the CA's key, in PEM.
 
     Raises:
-        ConfigError: the passphrase is wrong.
+        ConfigError: the old passphrase is wrong.
     """
+    form = serialization.BestAvailableEncryption(new) if new else NoEncryption()
     try:
-        signer = serialization.load_pem_private_key(key, passphrase.encode())
+        signer = serialization.load_pem_private_key(key, old or None)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            "the CA's key cannot be decrypted: the passphrase is wrong, or the file damaged; try again, or restore "
-            "the file."
+            "the CA's key cannot be decrypted: the passphrase is missing or wrong; run this on a terminal, or give "
+            "--ca-passphrase-file."
         ) from error
-    return signer.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return signer.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, form)
 
 
 def general_name(host: str) -> x509.GeneralName:

@@ -9,30 +9,16 @@ from pathlib import Path
 from fedsign.errors import ConfigError
 from simulations.deployment import membership
 from simulations.deployment.federation import FILE, Federation, check_bind, check_host
-from simulations.deployment.keys import (
-    Certified,
-    decrypted,
-    encrypted,
-    is_encrypted,
-    issue,
-    make_authority,
-    make_key,
-    read_public,
-)
+from simulations.deployment.keys import Certified, issue, make_authority, make_key, read_public, with_passphrase
 from simulations.deployment.startup_kits import KEY_FILE, check_kit, write_kit, write_server
 
 
 def init(
-    federation: Federation,
-    sites: Sequence[tuple[str, Path | None]],
-    *,
-    lifetime: dt.timedelta,
-    ca_key: Path | None = None,
-    passphrase: str = "",
+    federation: Federation, sites: Sequence[tuple[str, Path | None]], *, lifetime: dt.timedelta, passphrase: bytes = b""
 ) -> Federation:
     """Create the folder: CA, server, a kit for each site; for `sites`, see `add_site`.
 
-    The CA's key goes to `ca_key`, by default into the folder, and is encrypted if there is a passphrase.
+    The CA's key is encrypted if there is a passphrase.
 
     Raises:
         ConfigError: the folder is in use, or a name, address or key is invalid.
@@ -47,18 +33,15 @@ def init(
     for host in federation.hosts:
         check_host(host)
     check_bind(federation.bind)
-    ca_key = ca_key or federation.authority_key
-    if ca_key.exists():
-        raise ConfigError(f"--ca-key {ca_key} is there already and would be lost; name another file.")
-    authority = make_authority(federation.name)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)  # mkdir's mode does not apply to an existing folder
         federation.server.mkdir(mode=0o700)
         if not federation.insecure:
             federation.authority.parent.mkdir(mode=0o700)
-            key = encrypted(authority.key, passphrase) if passphrase else authority.key
-            Certified(certificate=authority.certificate, key=key).write(federation.authority, ca_key)
+            authority = make_authority(federation.name)
+            key = with_passphrase(authority.key, new=passphrase)
+            replace(authority, key=key).write(federation.authority, federation.authority_key)
             _issue(federation, authority, lifetime)
         write_server(federation)
         # after keys and certificates: with this file the folder counts as a federation, which add_site extends
@@ -67,7 +50,6 @@ def init(
             federation = add_site(federation, name, public_key)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # leave no partial federation
-        ca_key.unlink(missing_ok=True)
         raise
     return federation
 
@@ -106,11 +88,11 @@ def renew(
     *,
     lifetime: dt.timedelta,
     ca_key: Path | None = None,
-    passphrase: Callable[[], str] = str,
+    passphrase: Callable[[], bytes] = bytes,
 ) -> Federation:
     """Issue a new certificate for the server, with more names and addresses if given.
 
-    `passphrase` is asked for if the CA's key is encrypted.
+    `ca_key`: where the CA's key is, if not in the folder; `passphrase` is asked for if it is encrypted.
 
     Raises:
         ConfigError: the federation has no certificates, the CA's key is stored elsewhere, or the passphrase is wrong.
@@ -126,7 +108,7 @@ def renew(
         raise ConfigError(
             f"{ca_key} cannot be read ({error.strerror}); name the file that holds the CA's key with --ca-key."
         ) from error
-    key = decrypted(key, passphrase()) if is_encrypted(key) else key
+    key = with_passphrase(key, old=passphrase() if b"ENCRYPTED" in key else b"")
     grown = replace(federation, hosts=tuple(dict.fromkeys((*federation.hosts, *hosts))))
     _issue(grown, Certified(certificate=federation.authority.read_bytes(), key=key), lifetime)
     grown.write()

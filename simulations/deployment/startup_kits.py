@@ -156,7 +156,7 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
             (kit / AUTHORITY_FILE).write_bytes(federation.authority.read_bytes())
             (kit / PUBLIC_FILE).write_text(f"{site.public_key} {site.name}\n", encoding="utf-8")
         description = f"SuperNode of {site.name} in the federation {federation.name}"
-        _write_programs(kit, description, unit=f"fedsign-{site.name}", remote_folder=site.name, federation=None)
+        _write_programs(kit, description, f"fedsign-{site.name}", folder=site.name, federation=None)
         # no index offers a local version such as 2.5.0+cpu
         versions = {name: text.partition("+")[0] for name, text in federation.versions.items()}
         keys = [*folder.glob(KEY_FILE)]
@@ -170,22 +170,17 @@ def write_server(federation: Federation) -> None:
     """Write the server's start script, systemd unit and instructions, once: they may then be edited."""
     federation.server.mkdir(parents=True, exist_ok=True, mode=0o700)
     description = f"SuperLink of the federation {federation.name}"
-    place = "federation/server"
-    _write_programs(
-        federation.server, description, unit="fedsign-superlink", remote_folder=place, federation=federation
-    )
+    facts = {"folder": "federation/server", "federation": federation}
+    _write_programs(federation.server, description, "fedsign-superlink", **facts)
     _write(federation.folder / "README.md", "federation.md", federation=federation)
     (federation.folder / ".gitignore").write_text("*\n", encoding="utf-8")  # keys must not be committed
 
 
-def _write_programs(
-    folder: Path, description: str, *, unit: str, remote_folder: str, federation: Federation | None
-) -> None:
-    """Write the start script and the systemd unit: the server's of a federation, or a site's."""
-    _write(folder / "start.sh", "start.sh", what=description)
-    (folder / "start.sh").chmod(0o755)
-    facts = {"name": unit, "folder": remote_folder, "federation": federation}
-    _write(folder / f"{unit}.service", "unit.service", what=description, **facts)
+def _write_programs(path: Path, description: str, unit: str, **facts: Any) -> None:
+    """Write the start script and the systemd unit; `facts`: the folder under /opt, and the federation if a server's."""
+    _write(path / "start.sh", "start.sh", what=description)
+    (path / "start.sh").chmod(0o755)
+    _write(path / f"{unit}.service", "unit.service", what=description, name=unit, **facts)
 
 
 def _write(path: Path, template: str, **values: Any) -> None:
