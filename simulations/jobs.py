@@ -134,7 +134,7 @@ def _messages(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:
 def answer_all(parent: Connection, run_job: Callable[[Message], None]) -> None:
     """Run the requested jobs and report each outcome."""
     # as KeyboardInterrupt, so that a run that is ended writes its outcome and releases its files
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parent.send({"ready": True})
     for request in parent:
         outcome = _outcome(request, run_job)

@@ -281,6 +281,8 @@ class RoundLoop:
 
     def _judge(self, traffic: Traffic) -> None:
         """Record failed clients; raise if too few are left, or if one has lost its state, for it can never go on."""
+        if traffic.failures and signals.is_leaving():
+            raise signals.Ended  # the processes that train may have got the signal, too
         self._report(traffic.failures)
         for failure in traffic.failures:
             if f"{ClientStateError.__name__}: " in failure.reason:

@@ -51,6 +51,8 @@ def whole_rounds() -> Iterator[None]:
         raise Ended from error  # a group's processes get the signal, too, and a round may fail for want of them
     finally:
         _rounds.pop()
+        if _received:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # Python ends without its handlers: the alarm would kill it
 
 
 def _receive(number: int, frame: FrameType | None) -> None:

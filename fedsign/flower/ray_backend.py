@@ -5,6 +5,7 @@ fails; and `runtime_env` in the arguments of ray.init raises, since Flower passe
 """
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -52,8 +53,17 @@ class LastingRayBackend(RayBackend):
         python_path = os.pathsep.join([*sys.path, *filter(None, [os.environ.get("PYTHONPATH")])])
         os.environ["PYTHONPATH"] = python_path
         runtime_env["env_vars"] = {"PYTHONPATH": python_path, **runtime_env.get("env_vars", {})}
-        # "local": without an address, ray.init joins a cluster that somebody else has started on this machine
-        ray.init(runtime_env=runtime_env, **{"address": "local", "include_dashboard": False, **given})
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        # Ray's processes inherit what is blocked: batch systems signal all, and a round needs them to its end
+        signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
+        try:
+            # "local": without an address, ray.init joins a cluster that somebody else has started on this machine
+            ray.init(runtime_env=runtime_env, **{"address": "local", "include_dashboard": False, **given})
+        finally:
+            for number, handler in handlers.items():
+                if callable(handler):  # Ray's would end this process in mid-round
+                    signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
 
     def build(self, app_fn: Callable[[], ClientApp]) -> None:
         """As in Flower, then wait for the actors: their startup must not count against the first round's timeout."""

@@ -95,7 +95,7 @@ class ChildProcess:
 def close_all(children: Collection[ChildProcess]) -> None:
     """Terminate all children, then wait for each."""
     for child in children:
-        child.process.terminate()
+        child.process.send_signal(signal.SIGINT)
     for child in children:
         child.close()
 
@@ -109,6 +109,9 @@ def serve(module: str, ends_with: str) -> None:
         end_with(int(ends_with))
     else:
         _end_after(parent.fileno(), 0)  # wait for hang-up only, not for data
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # batch systems send them to all: the parent decides
+        signal.signal(number, lambda *given: None)
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     companions.import_packages()
     try:
@@ -118,7 +121,7 @@ def serve(module: str, ends_with: str) -> None:
 
 
 def _close(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
-    process.terminate()
+    process.send_signal(signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_TERMINATION_S)
     process.kill()

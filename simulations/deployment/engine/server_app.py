@@ -19,12 +19,13 @@ from clients.deployment.node import COUNTS_KEY, TOKENIZER_KEY
 from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY, RUN_KEY
 from fedsign.data.base import fingerprint
-from fedsign.errors import FedSignError, shortage_of
+from fedsign.errors import EngineError, FedSignError, shortage_of
 from fedsign.flower.shims import leave_global_random_alone, quiet_flower
 from fedsign.flower.superlink_grid import SuperLinkGrid
 from fedsign.storage.results import RunFolder
 from fedsign.transport.process import end_with
 from fedsign.workload import workload_of
+from simulations import signals
 from simulations.backends.base import called
 from simulations.deployment.engine.hooks import hooks_of
 from simulations.deployment.federation import open_federation
@@ -51,6 +52,7 @@ def main(grid: Grid, context: Context) -> None:
     # before anything else: Flower's own threads would keep a ServerApp without SuperLink or command alive
     end_with(os.getppid())
     end_with(int(settings[FOLLOWER_KEY]))
+    signals.heed()
     leave_global_random_alone()
     os.chdir(settings[WORKING_KEY])
     folder = RunFolder(Path(settings[FOLDER_KEY]))
@@ -61,13 +63,13 @@ def main(grid: Grid, context: Context) -> None:
     try:
         with quiet_flower():
             _run(SuperLinkGrid(cast(HttpGrid, grid)), settings[EXPERIMENT_KEY], folder, name=settings[RUN_KEY])
-    except Exception as caught:
+    except (Exception, signals.Ended) as caught:
         error = shortage_of(caught) or caught
         # the command raises the error again by the name of its class
         kind = type(error).__name__
         message = str(error) if isinstance(error, FedSignError) else f"{kind}: {error}"
         folder.write_json(OUTCOME, {"status": "failed", "kind": kind, "error": message})
-        raise  # Flower must mark the run as failed, too
+        raise EngineError(message) from caught  # Flower must mark the run as failed, too
     folder.write_json(OUTCOME, {"status": "finished"})
 
 

@@ -25,6 +25,7 @@ from fedsign.data.sites import lies_at_nodes
 from fedsign.errors import EngineError
 from fedsign.storage.disk import write_text
 from fedsign.storage.results import RunFolder, read_json
+from simulations import signals
 from simulations.deployment.engine.hooks import SUPERLINK
 from simulations.deployment.engine.server_app import (
     FOLDER_KEY,
@@ -46,6 +47,7 @@ _STATUS_EVERY_S, _POLL_INTERVAL_S = 15.0, 1.0
 _log = logging.getLogger("fedsign")
 
 
+@signals.whole_rounds()
 def submit_and_follow(
     config: ExperimentConfig,
     folder: RunFolder,
@@ -54,7 +56,7 @@ def submit_and_follow(
     link: ControlHttpClient,
     check_alive: Callable[[], None],
 ) -> None:
-    """Submit a run to a SuperLink, and follow it to its end.
+    """Submit a run to a SuperLink, and follow it to its end, or on a signal to that of its round.
 
     Raises:
         EngineError: the SuperLink refuses the run, or stops during it according to `check_alive`.
@@ -65,9 +67,12 @@ def submit_and_follow(
     end_server_app(folder)
     run_id = submit(app, link)
     heard_at = looked_at = time.monotonic()
-    read = 0  # bytes of rounds.jsonl
+    read, is_told = 0, False  # bytes of rounds.jsonl; whether the ServerApp knows of a signal
     try:
         while True:
+            if signals.is_leaving() and not is_told:
+                _tell_to_leave(folder)
+                is_told = True
             has_ended = outcome.exists()  # checked before reading: no records can follow
             # before the rounds: what happened to sites in a round belongs above its line
             num_events = tell_events(folder, num_events)
@@ -103,6 +108,13 @@ def submit_and_follow(
         raise getattr(errors, ended["kind"], EngineError)(ended["error"])  # as the class that was raised there
 
 
+def _tell_to_leave(folder: RunFolder) -> None:
+    process = recorded(folder.path / PID)
+    if process is None:  # it has not started
+        raise signals.Ended
+    process.terminate()
+
+
 def tell_events(folder: RunFolder, num_events: int) -> int:
     """Report new events of the sites; return the number of records of members.jsonl reported so far."""
     events = folder.records("members.jsonl")
@@ -124,7 +136,7 @@ def end_server_app(folder: RunFolder) -> None:
     process id.
     """
     process = recorded(folder.path / PID)
-    end([process] if process is not None else [])
+    end([process] if process is not None else [], patience_s=0)  # it would finish its round first
 
 
 def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:
