@@ -78,6 +78,7 @@ def _runtime_address(arguments: Sequence[str]) -> str:
 if __name__ == "__main__":
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    os.umask(0o077)  # models and clients' states
     try:
         sys.exit(main(sys.argv[1:]))
     except FedSignError as error:

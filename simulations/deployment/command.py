@@ -28,6 +28,8 @@ app = typer.Typer(
     ),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
+    # for all that is written, also by the programs that are started: keys, logs, states, and names of sites
+    callback=lambda: os.umask(0o077),
 )
 
 FolderOption = Annotated[Path, typer.Option("--folder", help="Federation folder on the server.")]

@@ -229,7 +229,6 @@ def _check_not_running(folder: Path) -> None:
 def _claim(folder: Path) -> None:
     """Record this process in the folder, unless one is running already. The program that it becomes keeps its id."""
     _check_not_running(folder)
-    os.umask(0o077)
     record_this_process(folder / "pid")
 
 

@@ -179,7 +179,7 @@ def write_server(federation: Federation) -> None:
 def _write_programs(path: Path, description: str, unit: str, **facts: Any) -> None:
     """Write the start script and the systemd unit; `facts`: the folder under /opt, and the federation if a server's."""
     _write(path / "start.sh", "start.sh", what=description)
-    (path / "start.sh").chmod(0o755)
+    (path / "start.sh").chmod(0o700)
     _write(path / f"{unit}.service", "unit.service", what=description, name=unit, **facts)
 
 
@@ -203,12 +203,14 @@ def _pack(kit: Path, keys: Sequence[Path]) -> None:
     archive = _archive(kit)
     archive.touch(mode=0o600)  # before any content
     with tarfile.open(archive, "w:gz") as tar:
+        tar.add(kit, arcname=kit.name, recursive=False, filter=_private)
         for path in sorted([*kit.iterdir(), *keys], key=lambda path: path.name):
-            tar.add(path, arcname=f"{kit.name}/{path.name}", filter=_nobodys)
+            tar.add(path, arcname=f"{kit.name}/{path.name}", filter=_private)
 
 
-def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo:
+def _private(info: tarfile.TarInfo) -> tarfile.TarInfo:
     # account names and numbers of the server are not the sites' business
     info.uid = info.gid = 0
     info.uname = info.gname = ""
+    info.mode &= 0o700  # nor is the site's kit that of its other accounts
     return info

@@ -59,6 +59,7 @@ class Link:
         self.grid = SuperLinkGrid(grid)
         self.nodes: dict[int, Answer] = {}
         self.before: Callable[[], None] = lambda: None  # is called when the grid asks who is online
+        self.sent: list[bytes] = []  # by the grid
         self.taken = 0  # replies that the grid has taken
 
     def __getattr__(self, name: str) -> Any:
@@ -71,6 +72,8 @@ class Link:
                 self.before()
             for node_id, answer in [*self.nodes.items()] if name == "PullMessages" else ():
                 self.work(node_id, answer)
+            if name in ("PushMessages", "PushObject"):
+                self.sent.append(request.SerializeToString())
             self.taken += name == "ConfirmMessageReceived"
             return _HANDLERS[name](request, self.state, self._task)
 

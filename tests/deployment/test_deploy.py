@@ -38,7 +38,7 @@ SMALL = settings(
     callbacks=[],
     results__checkpoint_every=1,
 )
-TOKEN = re.compile(r"\b[0-9a-f]{64}\b")
+TOKEN = re.compile(r"[0-9a-f]{256}")
 started: list["subprocess.Popen[bytes]"] = []  # SuperLinks, which 'fedsign deploy down' ends
 ON_FEDERATION = settings(engine__name="superlink", engine__federation="federation")
 
@@ -173,7 +173,7 @@ def kill_superlink(federation: Federation) -> None:
 
 def start_superlink(federation: Federation) -> Path:
     """As systemd does, with a key that the account cannot read; returns what it says."""
-    said, key = federation.folder / "started.log", federation.server / "server.key"
+    said, key = federation.folder.with_name("started.log"), federation.server / "server.key"
     roots = key.rename(federation.folder / "roots")
     with said.open("wb") as log, roots.open("rb") as given:
         environment = {**os.environ, "FEDSIGN": str(Path(sys.executable).parent / "fedsign")}
@@ -235,11 +235,15 @@ def test_nodes_to_whom_a_message_was_announced_that_never_came_serve_the_run_tha
 
 @pytest.mark.engines
 @pytest.mark.slow
-def test_check_finds_nothing_broken_at_the_server_and_at_the_sites(folder: Path) -> None:
+def test_check_finds_nothing_broken_at_server_and_sites_and_no_file_is_anyone_elses(folder: Path) -> None:
     for where in ("federation", "federation/kits/site-1", "federation/kits/site-2"):
         done = fedsign("deploy", "check", where, folder=folder)
         assert done.returncode == 0, done.stdout
         assert "broken" not in done.stdout
+    paths = [folder / "federation", *(folder / "federation").rglob("*")]
+    assert {path.name for path in paths} > {"superlink.sqlite", "log", "superlink.log", "node.toml", "pid", "node-id"}
+    assert not [path for path in paths if path.stat().st_mode & 0o077], "what others may read or write"
+    assert (folder / "federation" / "server" / "start.sh").stat().st_mode & 0o100
 
 
 @pytest.mark.engines

@@ -129,8 +129,9 @@ def test_keys_are_for_their_owner_alone_also_in_the_archive(federation: Federati
     private += federation.folder.rglob("*.tar.gz")
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     with tarfile.open(federation.folder / "kits" / "berlin.tar.gz") as tar:
-        assert tar.getmember("berlin/key").mode == 0o600
-        assert tar.getmember("berlin/start.sh").mode == 0o755
+        assert tar.getmember("berlin/key").mode == tar.getmember("berlin/site.toml").mode == 0o600
+        assert tar.getmember("berlin").mode == tar.getmember("berlin/start.sh").mode == 0o700
+        assert not any(member.mode & 0o077 for member in tar.getmembers())
 
 
 def test_flower_reads_a_sites_key_and_its_public_half_is_the_one_on_record(federation: Federation) -> None:

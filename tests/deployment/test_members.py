@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import shutil
+import sys
 import threading
 import time
 import tomllib
@@ -574,6 +575,10 @@ def test_a_run_starts_without_an_absent_site_and_takes_it_in_when_it_comes(
     run_federation(started, config, folder_of_run, {3: lambda: site(started, "gamma", config, tmp_path / "states")})
     assert events(folder_of_run) == [(1, "gamma", "absent"), (3, "gamma", "joined")]
     assert_same(folder_of_run, missing(config, tmp_path, {1: {2}, 2: {2}}))
+    sent = b"".join(started.link.sent)
+    assert wire.ROLL_CALL.encode() in sent and len(sent) > 10_000
+    for path in (tmp_path, started.federation.folder, Path.cwd(), Path.home(), Path(sys.prefix)):
+        assert str(path).encode() not in sent
 
 
 @pytest.mark.parametrize("believed", [0.1, 60])
@@ -882,10 +887,11 @@ def test_a_serverapp_of_a_run_that_was_submitted_again_does_nothing(
     """As when the SuperLink starts both tasks after it was started again."""
     config = experiment(started, tmp_path, rounds=1)
     monkeypatch.setattr(server_app, "end_with", lambda process: None)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     monkeypatch.chdir(tmp_path)
     told = {}
     for number in range(2):
-        app = write_submission(config, folder_of_run)
+        app = write_submission(config, folder_of_run, tmp_path / "flower")
         told[number] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     begun: list[str] = []
     monkeypatch.setattr(server_app, "_run", lambda grid, config, folder, *, name: begun.append(name))

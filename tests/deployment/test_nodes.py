@@ -1,8 +1,14 @@
 """What a node decides by itself, and what it keeps private: by the ClientApp, over serialized messages."""
 
+import io
 import json
 import logging
+import re
 import shutil
+import socket
+import sys
+import tomllib
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,23 +19,24 @@ import pytest
 import tomli_w
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
 from torch import Tensor
 
 from clients.app import client_app
 from clients.deployment.evaluator import SiteEvaluator, samples_of_sites
 from clients.deployment.node import SuperNode
 from clients.node import EXPERIMENT_KEY, RUN_KEY, STATE_KEY, Node
-from fedsign.config import ExperimentConfig, from_dict
+from fedsign.config import ExperimentConfig, from_dict, from_toml
 from fedsign.errors import ConfigError, EngineError, ReplyError
 from fedsign.flower import evaluation
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import ensure_task_identity, set_message_id
 from fedsign.records import LATE, EvaluateReply, EvaluateRequest, Failure, roles_of, tensors_of
-from fedsign.storage.results import RunFolder
+from fedsign.storage.results import RunFolder, read_json
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.backends.base import intra_op_threads
-from simulations.deployment.engine.server_app import label_counts
+from simulations.deployment.engine.server_app import SUBMISSION_KEY, label_counts, submission_of
 from simulations.deployment.engine.submission import write_submission
 from simulations.deployment.startup_kits import open_startup_kit
 from tests.contract.contexts import make_context
@@ -121,18 +128,39 @@ def test_without_a_place_of_its_own_a_node_keeps_states_in_its_users_home(
             _ = SuperNode(foreign).states
 
 
-def test_what_travels_names_no_sites_folder_and_the_run_keeps_its_name(roots: list[str], tmp_path: Path) -> None:
-    config = from_dict(tree(tmp_path, roots, engine={"name": "superlink"}))
-    folders = [tmp_path / name for name in ("one", "other")]
-    texts = []
-    for folder in (*folders, folders[0]):
-        folder.mkdir(exist_ok=True)
-        app = write_submission(config, RunFolder(folder))
-        texts.append((app / "pyproject.toml").read_text(encoding="utf-8"))
-    assert not any(root in text for root in roots for text in texts)
-    assert not any(STATE_KEY in text for text in texts)
-    names = [line for text in texts for line in text.splitlines() if line.startswith(f"{RUN_KEY} =")]
-    assert names[0] == names[2] != names[1]
+def test_what_sites_receive_names_no_folder_process_or_host_and_the_run_keeps_its_name(
+    roots: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files of the bundle; the server keeps what it needs to itself."""
+    hidden = tmp_path / "hidden place"
+    hidden.mkdir()
+    monkeypatch.chdir(hidden)
+    changes: dict[str, Any] = {
+        "engine": {"name": "superlink", "federation": str(hidden / "federation")},
+        "partition": {"test_root": str(hidden / "test")},
+        "server": {"evaluation": "server"},
+    }
+    config = from_dict(tree(tmp_path, roots, **changes))
+    received = []
+    for name in ("one", "other", "one"):
+        folder = RunFolder(hidden / name)
+        folder.path.mkdir(exist_ok=True)
+        bundle = build_fab_from_disk(write_submission(config, folder, hidden / "flower"))
+        with zipfile.ZipFile(io.BytesIO(bundle)) as files:
+            text = "\n".join([bundle.decode("latin-1"), *(files.read(each).decode() for each in files.namelist())])
+            tables = tomllib.loads(files.read("pyproject.toml").decode())
+        for each in (hidden.name, *roots, STATE_KEY, str(tmp_path), str(Path.home()), sys.prefix):
+            assert each not in text
+        assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text.partition("[project]")[2])
+        received.append(tables["tool"]["flwr"]["app"]["config"])
+        assert received[-1].keys() == {EXPERIMENT_KEY, RUN_KEY, SUBMISSION_KEY}
+    at_sites, server = from_toml(received[0][EXPERIMENT_KEY]), config.replace(**{"partition.roots": []})
+    assert at_sites.changed().keys() < server.changed().keys()
+    files = [submission_of(hidden / "flower", each[RUN_KEY]) for each in received]
+    own = [read_json(file) for file in files]
+    assert [each["folder"] for each in own] == [str(hidden / name) for name in ("one", "other", "one")]
+    assert {each["experiment"] for each in own} == {server.to_toml()}
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
 
 
 def test_a_sites_folder_has_no_part_in_its_name(roots: list[str], tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The Flower ServerApp: the round loop, run by a SuperLink in a process of its own.
 
 The outcome is written to the run's folder as `served.json`, for the process that started the engine.
+
+[Note: what the server keeps] Every site receives the run configuration. What is the server's own business, such as its
+folders, is in a file below Flower's home, which the command and the ServerApp share; see `submission_of`.
 """
 
 import logging
@@ -17,12 +20,12 @@ from pydantic import NonNegativeInt, TypeAdapter
 
 from clients.deployment.node import COUNTS_KEY, TOKENIZER_KEY
 from clients.local_trainers import provider_of
-from clients.node import EXPERIMENT_KEY, RUN_KEY
+from clients.node import RUN_KEY
 from fedsign.data.base import fingerprint
 from fedsign.errors import EngineError, FedSignError, shortage_of
 from fedsign.flower.shims import leave_global_random_alone, quiet_flower
 from fedsign.flower.superlink_grid import SuperLinkGrid
-from fedsign.storage.results import RunFolder
+from fedsign.storage.results import RunFolder, read_json
 from fedsign.transport.process import end_with
 from fedsign.workload import workload_of
 from simulations import signals
@@ -33,11 +36,8 @@ from simulations.deployment.progress import Progress, forget_over
 from simulations.deployment.running import record_this_process
 from simulations.rounds import RoundLoop
 
-FOLDER_KEY = "run-folder"  # key of the run configuration
-WORKING_KEY = "working-folder"  # the command's folder, which relative paths of the configuration refer to
-FOLLOWER_KEY = "followed-by"  # the command's process id; the run ends when that process does
-SUBMISSION_KEY = "submission"  # a run may be submitted several times; only the submission named in this file is run
-OUTCOME, PID, SUBMISSION = "served.json", "serverapp.pid", "submission"
+SUBMISSION_KEY = "submission"  # a run may be submitted several times; only the latest submission is run
+OUTCOME, PID = "served.json", "serverapp.pid"
 _SHUTDOWN_S = 10.0
 _COUNTS = TypeAdapter(dict[str, list[NonNegativeInt]])
 _log = logging.getLogger(__name__)
@@ -48,21 +48,23 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run all rounds of the experiment in the run configuration."""
-    settings = {key: str(value) for key, value in context.run_config.items()}
+    name = str(context.run_config[RUN_KEY])
+    submission = submission_of(Path(os.environ["FLWR_HOME"]), name)
+    own = read_json(submission)
     # before anything else: Flower's own threads would keep a ServerApp without SuperLink or command alive
     end_with(os.getppid())
-    end_with(int(settings[FOLLOWER_KEY]))
+    end_with(own["followed_by"])
     signals.heed()
     leave_global_random_alone()
-    os.chdir(settings[WORKING_KEY])
-    folder = RunFolder(Path(settings[FOLDER_KEY]))
+    folder = RunFolder(Path(own["folder"]))
     # before the check below: a newer submission either finds this process or is seen by it, see `end_server_app`
     record_this_process(folder.path / PID)
-    if settings[SUBMISSION_KEY] != (folder.path / SUBMISSION).read_text(encoding="utf-8"):
+    if context.run_config[SUBMISSION_KEY] != read_json(submission)["id"]:
         return  # the run was submitted again; see `submit_and_follow`
+    os.chdir(own["working_folder"])
     try:
         with quiet_flower():
-            _run(SuperLinkGrid(cast(HttpGrid, grid)), settings[EXPERIMENT_KEY], folder, name=settings[RUN_KEY])
+            _run(SuperLinkGrid(cast(HttpGrid, grid)), own["experiment"], folder, name=name)
     except (Exception, signals.Ended) as caught:
         error = shortage_of(caught) or caught
         # the command raises the error again by the name of its class
@@ -71,6 +73,11 @@ def main(grid: Grid, context: Context) -> None:
         folder.write_json(OUTCOME, {"status": "failed", "kind": kind, "error": message})
         raise EngineError(message) from caught  # Flower must mark the run as failed, too
     folder.write_json(OUTCOME, {"status": "finished"})
+
+
+def submission_of(home: Path, run: str) -> Path:
+    """The file about a run below Flower's home; see [Note: what the server keeps]."""
+    return home / f"submission-{run}.json"
 
 
 def _run(grid: Grid, config_toml: str, folder: RunFolder, *, name: str) -> None:

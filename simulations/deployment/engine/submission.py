@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
@@ -23,19 +24,18 @@ from fedsign import errors
 from fedsign.config import ExperimentConfig
 from fedsign.data.sites import lies_at_nodes
 from fedsign.errors import EngineError
+from fedsign.storage.digests import sealed_json
 from fedsign.storage.disk import write_text
 from fedsign.storage.results import RunFolder, read_json
 from simulations import signals
 from simulations.deployment.engine.hooks import SUPERLINK
 from simulations.deployment.engine.server_app import (
-    FOLDER_KEY,
-    FOLLOWER_KEY,
     OUTCOME,
     PID,
-    SUBMISSION,
     SUBMISSION_KEY,
-    WORKING_KEY,
+    submission_of,
 )
+from simulations.deployment.keys import write_secret
 from simulations.deployment.running import end, recorded
 from simulations.flower_app import write_app
 from simulations.rounds import OnRound
@@ -54,15 +54,18 @@ def submit_and_follow(
     on_round: OnRound,
     *,
     link: ControlHttpClient,
+    home: Path,
     check_alive: Callable[[], None],
 ) -> None:
-    """Submit a run to a SuperLink, and follow it to its end, or on a signal to that of its round.
+    """Submit a run to a SuperLink, whose Flower home is `home`, and follow it to its end.
+
+    On a signal, that is the end of its round.
 
     Raises:
         EngineError: the SuperLink refuses the run, or stops during it according to `check_alive`.
     """
     outcome, num_seen, num_events = folder.path / OUTCOME, len(folder.rounds()), len(folder.records("members.jsonl"))
-    app = write_submission(config, folder)
+    app = write_submission(config, folder, home)
     # After the submission is written: a ServerApp that is still starting then sees that it is outdated.
     end_server_app(folder)
     run_id = submit(app, link)
@@ -102,6 +105,8 @@ def submit_and_follow(
         with suppress(httpx.HTTPError):  # without this process, the ServerApp ends anyway
             link.StopRun(StopRunRequest(run_id=run_id))
         raise
+    finally:
+        submission_of(home, _name_of(folder)).unlink(missing_ok=True)
     ended = read_json(outcome)
     if ended["status"] != "finished":
         check_alive()  # the ServerApp may be the first to notice
@@ -139,21 +144,35 @@ def end_server_app(folder: RunFolder) -> None:
     end([process] if process is not None else [], patience_s=0)  # it would finish its round first
 
 
-def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:
-    """Write the run's app into its folder; the ServerApp does not outlive this process."""
+def write_submission(config: ExperimentConfig, folder: RunFolder, home: Path) -> Path:
+    """Write the run's app into its folder, and what sites must not learn below Flower's home.
+
+    The ServerApp does not outlive this process.
+    """
     # an earlier submission's outcome would end this one at once
     (folder.path / OUTCOME).unlink(missing_ok=True)
-    run_config = {
-        FOLDER_KEY: str(folder.path.resolve()),
-        RUN_KEY: _name_of(folder),
-        FOLLOWER_KEY: str(os.getpid()),
-        WORKING_KEY: str(Path.cwd()),
-        SUBMISSION_KEY: uuid.uuid4().hex,
-    }
-    write_text(folder.path / SUBMISSION, run_config[SUBMISSION_KEY])
     if lies_at_nodes(config):
         config = config.replace(**{"partition.roots": []})  # nodes must not learn where other sites' data are
-    return write_app(folder.path / "app", config, run_config=run_config, node=SuperNode, server_app=_SERVER_APP)
+    name, id = _name_of(folder), uuid.uuid4().hex
+    own = {
+        "id": id,
+        "folder": str(folder.path.resolve()),
+        "working_folder": str(Path.cwd()),
+        "followed_by": os.getpid(),
+        "experiment": config.to_toml(),
+    }
+    write_secret(submission_of(home, name), sealed_json(own).encode())
+    run_config = {RUN_KEY: name, SUBMISSION_KEY: id}
+    return write_app(folder.path / "app", _sent(config), run_config=run_config, node=SuperNode, server_app=_SERVER_APP)
+
+
+def _sent(config: ExperimentConfig) -> ExperimentConfig:
+    """The experiment without the server's own folders."""
+    changes: dict[str, Any] = {"results.root": "runs", "engine.federation": ""}
+    if lies_at_nodes(config):
+        # where the server evaluates makes no difference to a site
+        changes |= {"partition.test_root": "", "server.evaluation": "auto"}
+    return config.replace(**changes)
 
 
 def _name_of(folder: RunFolder) -> str:

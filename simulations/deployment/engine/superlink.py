@@ -58,10 +58,10 @@ class LocalDeployment(Programs):
         for path in (home, logs):
             # of an earlier attempt: Flower's home would hold its database, the logs its last words
             shutil.rmtree(path, ignore_errors=True)
-            path.mkdir()
+            path.mkdir(mode=0o700)
         super().__init__(logs, flower_environment(home))
         # chosen here, since the SuperNodes must know it before the SuperLink listens
-        self._home, self._port = home, free_port()
+        self.home, self._port = home, free_port()
         self.address = f"{_LOOPBACK}:{self._port}"
 
     def start_link(self, *, timeout_s: float) -> None:
@@ -73,7 +73,7 @@ class LocalDeployment(Programs):
 
     def start_node(self, name: str, own: Mapping[str, Any], *, script: str = site.__file__) -> None:
         """Start a SuperNode by a site's script or Flower's; `own` is its node configuration."""
-        config = self._home / f"{name}.toml"  # as a file, since a path may contain any character
+        config = self.home / f"{name}.toml"  # as a file, since a path may contain any character
         config.write_text(tomli_w.dumps(own), encoding="utf-8")
         node = ["--insecure", "--superlink", self.address, "--host", _LOOPBACK, "--port", str(free_port())]
         self.start(name, [*bound(script), *node, "--node-config", str(config)])
@@ -148,7 +148,8 @@ class SuperLink:
             for index, own in enumerate(self._node_configs(workload.config, folder)):
                 local.start_node(f"supernode-{index}", own)
             with control(local.address, authority=None) as link:
-                submit_and_follow(workload.config, folder, on_round, link=link, check_alive=local.check_alive)
+                check, home = local.check_alive, local.home
+                submit_and_follow(workload.config, folder, on_round, link=link, home=home, check_alive=check)
         finally:
             local.end()
 
@@ -181,11 +182,10 @@ def _run_on(
     """
     while True:
         process = process_of(federation)
+        check, home = partial(_check_same_link, federation, process), federation.server / "flower"
         try:
             with asking(federation) as link:
-                submit_and_follow(
-                    config, folder, on_round, link=link, check_alive=partial(_check_same_link, federation, process)
-                )
+                submit_and_follow(config, folder, on_round, link=link, home=home, check_alive=check)
         except LinkLostError:
             # psutil compares start times as well as ids
             if process_of(federation) == process:
