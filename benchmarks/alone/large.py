@@ -25,8 +25,8 @@ WIDTH = 15_700
 PRECISIONS = ("float32", "bfloat16")
 ROLES = {
     "server": b"flwr-serverapp",
-    "superlink": b"flower-superlink",
-    "supernode": b"flower-supernode",
+    "superlink": b"door.py\0superlink",
+    "supernode": b"door.py\0supernode",
     "client": b"clients.deployment.executor",
 }
 _POLL_INTERVAL_S = 0.2
