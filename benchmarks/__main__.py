@@ -35,6 +35,7 @@ _EXTRAS = tuple(  # benchmarks of FedSign alone; a deleted capability takes its 
         "startup",
         "population",
         "checkpoint",
+        "doors",
         "soak",
         "aggregation",
         "analysis",

@@ -25,7 +25,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
@@ -35,20 +35,33 @@ from uvicorn import config as uvicorn_config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedsign.flower.programs import unseen
+from fedsign.flower.signatures import SignedRequests
 
 Address = tuple[str, int]
-OWN: Final = "fedsign.own_account"  # entry of a scope
+OWN: Final = "fedsign.own_account"  # entries of a scope
+_DOOR: Final = "fedsign.door"
 HEALTH = "/health"
 HEAD_BYTES, HEAD_S = 2**16, 10.0  # of a request line and headers
+_LINGER_S = 1.0
+MAX_STRANGERS, MAX_OF_ADDRESS = 256, 32  # connections that are neither ours nor a site's
+BLIND = (
+    "this system does not tell which account holds a connection (/proc/net/tcp), so other accounts cannot be kept out"
+)
 _REFUSAL = "Only the account that started this server may ask this.\n"
-_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+INSECURE = "FEDSIGN_INSECURE_LOCAL"  # environment: lets in all accounts where they cannot be told apart
+
+
+def tells_accounts() -> bool:
+    """Whether this machine tells which account holds a connection."""
+    return _TABLES[0].exists()
 
 
 def account_of(client: Address, server: Address) -> int | None:
     """The account of this machine that holds a connection's client end; None if another machine does, or nobody."""
     ends = [*zip(_listed(client), _listed(server), strict=True)]
-    for table in _TABLES:
-        with Path(table).open(encoding="ascii") as lines:
+    for table in filter(Path.exists, _TABLES):  # a machine may be without IPv6
+        with table.open(encoding="ascii") as lines:
             for line in lines:
                 fields = line.split()
                 if (fields[1], fields[2]) in ends and fields[9] != "0":
@@ -68,13 +81,25 @@ def _listed(address: Address) -> Iterator[str]:
 
 
 class Door(HttpToolsProtocol):
-    """Uvicorn's protocol, which notes whose connection it is, and gives up long or slow headers."""
+    """Uvicorn's protocol, which notes whose connection it is, and gives up long or slow headers.
+
+    Of too many strangers' connections, the oldest end: whoever is admitted was so at once.
+    """
+
+    _strangers: ClassVar[dict["Door", str]] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Look up the account."""
         super().connection_made(transport)
         client, server = self.client, transport.get_extra_info("sockname")
-        self._is_own = client is not None and account_of(client, server[:2]) in (os.getuid(), 0)
+        self._is_own = client is not None and _is_ours(client, server[:2])
+        if client is not None and not self._is_own:
+            self._strangers[self] = client[0]
+            of_address = [door for door, address in self._strangers.items() if address == client[0]]
+            for crowd, most in ((of_address, MAX_OF_ADDRESS), ([*self._strangers], MAX_STRANGERS)):
+                if len(crowd) > most:
+                    crowd[0].transport.abort()
+                    self._strangers.pop(crowd[0], None)
         self._num_bytes = 0
         self._limit: asyncio.TimerHandle | None = None
         self._await_head()
@@ -90,7 +115,8 @@ class Door(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins, maybe after others."""
         super().on_message_begin()
-        self.scope[OWN] = self._is_own  # type: ignore[typeddict-unknown-key]
+        entries: Any = self.scope
+        entries |= {OWN: self._is_own, _DOOR: self}
         self._await_head()
 
     def on_headers_complete(self) -> None:
@@ -101,7 +127,17 @@ class Door(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the limit."""
         self._end_wait()
+        self.admit()
         super().connection_lost(exc)
+
+    def admit(self) -> None:
+        """The connection is a site's, and no stranger's any more."""
+        self._strangers.pop(self, None)
+
+    def end(self) -> None:
+        """End once the answer has had time to arrive; a regular end would read on."""
+        self.transport.pause_reading()
+        self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def _await_head(self) -> None:
         self._end_wait()
@@ -111,6 +147,12 @@ class Door(HttpToolsProtocol):
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
+
+
+def _is_ours(client: Address, server: Address) -> bool:
+    if INSECURE in os.environ and not tells_accounts():
+        return ipaddress.ip_address(client[0].partition("%")[0]).is_loopback
+    return account_of(client, server) in (os.getuid(), 0)
 
 
 class OwnAccount:
@@ -123,7 +165,10 @@ class OwnAccount:
         """Pass a request on, or refuse it unread."""
         app = self.app
         if scope["type"] != "lifespan" and scope["path"] != HEALTH and not is_own(scope):
-            app = PlainTextResponse(_REFUSAL, status_code=403) if scope["type"] == "http" else WebSocketClose(code=1008)
+            app = WebSocketClose(code=1008)
+            if scope["type"] == "http":
+                app = PlainTextResponse(_REFUSAL, status_code=403, headers={"connection": "close"})
+                end(scope)
         await app(scope, receive, send)
 
 
@@ -136,6 +181,16 @@ def hide() -> None:
     """Keep memory and open files of this process from others of its account, such as the apps that it starts."""
     if ctypes.CDLL(None).prctl(4, 0, 0, 0, 0):  # PR_SET_DUMPABLE
         raise OSError("this process cannot be hidden: prctl(PR_SET_DUMPABLE) failed")
+
+
+def admit(scope: Scope) -> None:
+    """Let the connection of a request stay: it is a site's."""
+    scope[_DOOR].admit()
+
+
+def end(scope: Scope) -> None:
+    """End the connection of a request that is refused, without reading the rest."""
+    scope[_DOOR].end()
 
 
 def install() -> None:
@@ -155,6 +210,7 @@ def main(program: str, arguments: list[str]) -> None:
     install()
     sys.argv = [f"flower-{program}", *arguments]
     start: Any
+    connection: Any
     if program == "superlink":
         from flwr.superlink import extensions
         from flwr.superlink.cli import flower_superlink as start
@@ -168,9 +224,11 @@ def main(program: str, arguments: list[str]) -> None:
         here: Any = subprocess_executor
         here.subprocess = SimpleNamespace(Popen=_start_unseen, DEVNULL=subprocess.DEVNULL)
     else:
+        from flwr.supernode import fleet_http_connection as connection
         from flwr.supernode import main as node
         from flwr.supernode.cli import flower_supernode as start
 
+        connection.NodeAuthHttpInterceptor = SignedRequests
         node.create_app = partial(_guarded, node.create_app)
     start()
 

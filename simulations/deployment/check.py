@@ -7,6 +7,7 @@ from typing import Any
 
 from clients.deployment.settings import site_tables
 from fedsign.errors import ConfigError, FedSignError
+from fedsign.flower.signatures import skewed
 from fedsign.versions import MISSING, compared, versions
 from simulations.deployment.accounts import files, remarks
 from simulations.deployment.federation import Federation
@@ -14,12 +15,11 @@ from simulations.deployment.keys import State, ends_at, fingerprint, load_privat
 from simulations.deployment.membership import answers, nodes_of, process_of
 from simulations.deployment.probe import ServerError, StillThereError, check_is_known, probe_server
 from simulations.deployment.running import recorded
-from simulations.deployment.start import UNSAFE
+from simulations.deployment.start import PLAIN, UNSAFE
 from simulations.deployment.startup_kits import PUBLIC_FILE, StartupKit
 
 Row = dict[str, str]
 Finding = tuple[State, str]
-AHEAD_S, BEHIND_S = 5.0, 305.0  # Flower 1.41 refuses a site whose clock is off by more
 _WORTH_A_WORD_S = 2.0  # the server's Date header has whole seconds: less is noise
 
 
@@ -155,10 +155,10 @@ def _server_rows(kit: StartupKit) -> Iterator[Row]:
 
 
 def _clock(ahead_s: float) -> Finding:
-    where = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the server's"
-    if ahead_s > AHEAD_S or ahead_s < -BEHIND_S:
-        return "broken", f"{where}; Flower refuses more than {AHEAD_S:.0f} s ahead or {BEHIND_S:.0f} s behind: use NTP"
+    if why := skewed(ahead_s):
+        return "broken", why
     if abs(ahead_s) > _WORTH_A_WORD_S:
+        where = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the server's"
         return "warn", f"{where}; use NTP"
     return "ok", f"within {_WORTH_A_WORD_S:g} s of the server's"
 
@@ -180,6 +180,8 @@ def _certificates(federation: Federation) -> Iterator[Row]:
     if federation.insecure:
         yield _as_row("TLS", "warn", UNSAFE)
         return
+    if federation.plain_supernodes:
+        yield _as_row("signatures", "warn", PLAIN)
     for name, path in (("certificate", federation.certificate), ("CA", federation.authority)):
         yield _row(name, lambda path: validity(ends_at(path)), path)
 

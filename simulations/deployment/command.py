@@ -65,6 +65,10 @@ def init(
     days: DaysOption = 365,
     ca_passphrase_file: PassphraseOption = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; for local tests only.")] = False,
+    plain_supernodes: Annotated[
+        bool,
+        typer.Option("--plain-supernodes", help="Also let in Flower's own SuperNodes, which sign less of a request."),
+    ] = False,
 ) -> None:
     """Create a federation: a CA, the server's certificate, and a kit for each site.
 
@@ -73,14 +77,20 @@ def init(
     from simulations.deployment import provision
     from simulations.deployment.accounts import remarks
     from simulations.deployment.federation import Federation
-    from simulations.deployment.start import UNSAFE
+    from simulations.deployment.start import PLAIN, UNSAFE
 
     if not host:
         raise ConfigError(
             "--host is missing: give a name or an address under which sites reach this machine; it may be repeated."
         )
     federation = Federation(
-        folder=folder.resolve(), name=name, hosts=tuple(host), port=port, bind=bind, insecure=insecure
+        folder=folder.resolve(),
+        name=name,
+        hosts=tuple(host),
+        port=port,
+        bind=bind,
+        insecure=insecure,
+        plain_supernodes=plain_supernodes,
     )
     given = [text.partition("=") for text in site or ()]
     sites = [(name, Path(file) if file else None) for name, _, file in given]
@@ -88,6 +98,8 @@ def init(
     made = provision.init(federation, sites, lifetime=dt.timedelta(days=days), passphrase=passphrase)
     for remark in [UNSAFE] if insecure else remarks(made):
         _warn(remark)
+    if plain_supernodes:
+        _warn(PLAIN)
     _say(f"federation {made.name} in {folder}: server {made.hosts[0]}, port {made.port}, {len(made.active)} sites")
     _say_kits(made, (each.name for each in made.active))
     _say(f"next: {folder}/server/start.sh here; each site unpacks its kit and follows its README.md")
@@ -232,7 +244,7 @@ def status(
     else:
         print_facts([(name, escaped(report[name])) for name in ("superlink", "certificate")])
         print_facts([("remark", escaped(remark)) for remark in report["remarks"]])
-        for rows in filter(None, (report["runs"], report["sites"])):
+        for rows in filter(None, (report["runs"], report["sites"], report["refused"])):
             print()
             print_table(rows)
     if not report["is_up"]:

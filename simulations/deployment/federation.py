@@ -54,6 +54,7 @@ class Federation:
     port: int = 8000
     bind: str = "0.0.0.0"
     insecure: bool = False
+    plain_supernodes: bool = False  # also lets in those of Flower, which sign the time of a request alone
     versions: Mapping[str, str] = field(default_factory=versions)
     sites: tuple[Site, ...] = ()
 

@@ -1,9 +1,11 @@
 """A gate in front of the SuperLink: other machines and accounts reach only what a SuperNode needs.
 
 Flower 1.41 serves all its APIs on one port, and the open-source SuperLink has no accounts. Anyone who reaches the port
-could register a key, or start a run, which executes code at every site. The gate therefore lets all pass to the Fleet
-API, which requires a registered key; runs and registrations are for the account that runs the SuperLink
-(`fedsign.flower.door`).
+could register a key, or start a run, which executes code at every site. The gate therefore lets sites pass to the Fleet
+API alone; runs and registrations are for the account that runs the SuperLink (`fedsign.flower.door`).
+
+Flower reads and translates a body before it looks at the key. The gate looks first (`admission`), and reads the body of
+a site only, up to a limit, a few at a time.
 
 Two cases need care because of how SuperNodes react. Before the sites are registered, a SuperNode or a health probe is
 told to try again, since it would take a refusal as final. A key without an active site is refused here, since Flower
@@ -13,91 +15,213 @@ would answer as it does for a site that it believes to be connected already.
 and registers the federation's sites once it answers.
 """
 
+import asyncio
+import hashlib
 import os
 import sys
 import threading
 import time
-from base64 import b64encode
-from collections.abc import Callable
-from functools import partial
+from collections import defaultdict
+from contextlib import AbstractAsyncContextManager, nullcontext
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.error import ApiErrorCode
 from flwr.superlink import extensions
 from flwr.superlink.cli import flower_superlink
 from flwr.superlink.servicer.fleet import fleet_handlers
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.responses import JSONResponse, PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from fedsign.errors import FedSignError
 from fedsign.flower import door
 from fedsign.flower.door import HEALTH, is_own
+from fedsign.flower.signatures import REFUSAL_HEADER
+from simulations.deployment.admission import Admission, RefusedError, address_of
 from simulations.deployment.federation import Federation, open_federation
-from simulations.deployment.membership import answers, in_pem, register_sites
+from simulations.deployment.membership import answers, register_sites
+from simulations.deployment.progress import runs_of
 from simulations.deployment.refusals import Refusals
 
-_OPEN_TO_SITES = "/v1/fleet/"
-_REFUSAL = "Only SuperNodes are served; start runs and register sites on the server's machine, by its account.\n"
-_UNKNOWN = "This key is not that of an active site."
-_NOT_YET = "The sites are being registered; try again.\n"
-# ASGI header names are lower-case bytes, and so is Flower's constant
-_ACTIVATE, _KEY_HEADER = "/v1/fleet/activate-node", FLEET_HTTP_PUBLIC_KEY_HEADER.encode("ascii")
+MAX_BODY = 2**25  # of one request; Flower cuts arrays into parts of 5 MiB
+_OPEN_TO_SITES, _ACTIVATE, _REGISTER = "/v1/fleet/", "/v1/fleet/activate-node", "/v1/fleet/register-node"
+_PULL, _PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
+_REFUSAL = "Only SuperNodes are served; start runs and register sites on the server's machine, by its account."
+_NOT_YET = "The sites are being registered; try again."
+_LONG = f"A request has at most {MAX_BODY // 2**20} MiB; Flower's FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE must be smaller."
+_NO_BODY = "This request has no body."
+_SLOW = "The rest of the request did not come."
+_MUCH = "A reply has at most eight times the bytes of the model, and 64 MiB."
+_CHANGED = "The body is not the one that was signed."
+_BODY_S = 60.0  # between two parts of a body
+_SMALL, _MAX_LARGE = 2**16, 2  # of a site at a time: as many as its SuperNode sends
+_MARGIN, _MODELS = 2**26, 8  # bytes and models that a site may upload for one message; SCAFFOLD replies with two
+_LOOK_S = 5.0
 _POLL_S = 0.2
 
 
 class Gate:
-    """The outermost ASGI middleware. `is_open`: sites are registered; `knows`: whether a key is an active site's."""
+    """The outermost ASGI middleware. `is_open`: sites are registered."""
 
-    def __init__(
-        self, app: ASGIApp, is_open: threading.Event, knows: Callable[[bytes], bool] = lambda key: True
-    ) -> None:
-        self.app = app
-        self.is_open = is_open
-        self.knows = knows
+    def __init__(self, app: ASGIApp, is_open: threading.Event, admission: Admission) -> None:
+        self.app, self.is_open, self.admission = app, is_open, admission
+        self._uploads = Uploads(admission.federation)
+        self._large: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_MAX_LARGE))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        app = self.app
         # the server's own start and stop events have no path and no client
-        if scope["type"] != "lifespan":
-            if scope["path"].startswith((_OPEN_TO_SITES, HEALTH)) and not self.is_open.is_set():
-                app = PlainTextResponse(_NOT_YET, status_code=503)
-            elif not may_pass(scope):
-                refusal = PlainTextResponse(_REFUSAL, status_code=403)
-                app = refusal if scope["type"] == "http" else WebSocketClose(code=1008)
-            elif scope["path"] == _ACTIVATE and not self.knows(dict(scope["headers"]).get(_KEY_HEADER, b"")):
-                # 404, because Flower's SuperNode takes a 403 as the end of a run, and hangs
-                app = JSONResponse(
-                    {"code": ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "detail": _UNKNOWN}, status_code=404
-                )
-        await app(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        try:
+            await self._pass(scope, receive, send)
+        except RefusedError as refusal:
+            await _refused(refusal, scope)(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, is_own_request = scope["path"], is_own(scope)
+        if path.startswith((_OPEN_TO_SITES, HEALTH)) and not self.is_open.is_set():
+            raise RefusedError(503, _NOT_YET)
+        if scope["type"] == "http" and path.startswith(_OPEN_TO_SITES):
+            await self._serve_site(scope, receive, send)
+        elif is_own_request or (scope["type"] == "http" and path == HEALTH):
+            if not is_own_request and _length(scope) != 0:
+                raise RefusedError(413, _NO_BODY)
+            await self.app(scope, receive, send)
+        else:
+            raise RefusedError(403, _REFUSAL)
+
+    async def _serve_site(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == _REGISTER and not self.admission.federation.insecure:
+            raise RefusedError(403, _REFUSAL)
+        site, digest = self.admission.digest_of(scope)
+        door.admit(scope)
+        length = _length(scope)
+        is_large = length is None or length > _SMALL
+        turn: AbstractAsyncContextManager[Any] = self._large[site] if is_large and site else nullcontext()
+        # held until Flower has answered: it copies a body several times
+        async with turn:
+            try:
+                body = await self._body(site, length, digest, scope, receive)
+            except RefusedError as refusal:
+                self.admission.count(site, address_of(scope), refusal)
+                raise
+            if body is not None:
+                send = self._uploads.watched(site, send) if scope["path"] == _PULL else send
+                await self.app(scope, _replayed(body, receive), send)
+
+    async def _body(
+        self, site: str, length: int | None, digest: str | None, scope: Scope, receive: Receive
+    ) -> bytes | None:
+        """The body that was signed; None if the connection was lost."""
+        if length is not None and length > MAX_BODY:
+            raise RefusedError(413, _LONG)
+        body = await _read(receive)
+        if body is None:
+            return None
+        if digest is not None and hashlib.sha256(body).hexdigest() != digest:
+            raise RefusedError(401, _CHANGED)
+        if scope["path"] == _PUSH and not self._uploads.may_add(site, len(body)):
+            raise RefusedError(413, _MUCH)
+        return body
 
 
-def may_pass(scope: Scope) -> bool:
-    """Whether a request is a SuperNode's, or comes from this account on this machine."""
-    path = scope["path"]
-    return path == HEALTH or path.startswith(_OPEN_TO_SITES) or is_own(scope)
+class Uploads:
+    """Bytes that each site has uploaded since its last message, against the model's."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation, self._bytes = federation, defaultdict[str, int](int)
+        self._looked_at, self._most = -_LOOK_S, inf
+
+    def may_add(self, site: str, num_bytes: int) -> bool:
+        """Count an object, unless the site has sent enough."""
+        self._bytes[site] += num_bytes
+        return not site or self._bytes[site] <= self._limit()
+
+    def watched(self, site: str, send: Send) -> Send:
+        """`send` of an answer to a site that asks for messages; with one, it may reply again."""
+
+        async def watch(message: Message) -> None:
+            if message.get("body"):
+                self._bytes[site] = 0
+            await send(message)
+
+        return watch
+
+    def _limit(self) -> float:
+        now = time.monotonic()
+        if now - self._looked_at > _LOOK_S:
+            sizes = [run.model_bytes for run in runs_of(self._federation) if run.is_running]
+            # a run that does not tell its model's may have any
+            self._looked_at, self._most = now, max(sizes) * _MODELS + _MARGIN if sizes and all(sizes) else inf
+        return self._most
 
 
-def is_active(folder: Path, key: bytes) -> bool:
-    """Whether a key, as sent by a SuperNode, is an active site's; without keys everyone is accepted."""
-    # read again for every activation: sites are added and revoked while the SuperLink runs
-    federation = open_federation(folder)
-    return federation.insecure or key in {b64encode(in_pem(site.public_key)) for site in federation.active}
+def _length(scope: Scope) -> int | None:
+    """The announced length of a body; None if it comes in chunks."""
+    headers = Headers(scope=scope)
+    return None if "transfer-encoding" in headers else int(headers.get("content-length", 0))
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """A body; None if the connection was lost.
+
+    Raises:
+        RefusedError: it is too long, or comes too slowly.
+    """
+    parts, length = [], 0
+    while True:
+        try:
+            message = await asyncio.wait_for(receive(), _BODY_S)
+        except TimeoutError as error:
+            raise RefusedError(408, _SLOW) from error
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        length += len(parts[-1])
+        if length > MAX_BODY:
+            raise RefusedError(413, _LONG)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` of a request whose body was read."""
+    left = [body]
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+
+    return replay
+
+
+def _refused(refusal: RefusedError, scope: Scope) -> ASGIApp:
+    """The answer to a refused request; the connection ends with it, so that nobody reads the rest."""
+    if scope["type"] == "websocket":
+        return WebSocketClose(code=1008)
+    door.end(scope)
+    status, detail = refusal.status, str(refusal)
+    # 404, because Flower's SuperNode takes a 403 as the end of a run, and hangs
+    if scope["path"] == _ACTIVATE and status == 401:
+        status = 404
+    content = {"code": ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "detail": detail}
+    return JSONResponse(content, status_code=status, headers={REFUSAL_HEADER: detail, "connection": "close"})
 
 
 def guard(federation: Federation, is_open: threading.Event) -> None:
     """Put the gate, and the count of refused replies, in front of this process's SuperLink."""
-    gate = Middleware(Gate, is_open=is_open, knows=partial(is_active, federation.folder))
+    refusals = Refusals(federation)
+    gate = Middleware(Gate, is_open=is_open, admission=Admission(federation.folder, refusals))
     door.install()
     door.hide_tokens()
     # Flower calls both through their modules when it builds and serves its app, so these must be set before it starts
     extensions.get_middleware = lambda: (gate,)
-    fleet_handlers.push_messages = Refusals(federation).push_messages
+    fleet_handlers.push_messages = refusals.push_messages
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ Everything except the last uses only Python's standard library, so that it does 
 import datetime as dt
 import email.utils
 import ssl
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -16,22 +16,26 @@ from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsign.errors import EngineError
+from fedsign.flower.signatures import REFUSAL_HEADER, UNKNOWN, SignedRequests, skewed
 from simulations.deployment.federation import with_port
 from simulations.deployment.keys import load_private
 from simulations.deployment.startup_kits import AUTHORITY_FILE, StartupKit
 
-_EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64  # X509_V_ERR_... of OpenSSL
+_NOT_YET_VALID, _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 62, 64  # X509_V_ERR_... of OpenSSL
 _OTHER_NAME = (
     "the certificate of the server does not cover {host}; its operators can add it with 'fedsign deploy renew "
     "--host {host}'."
 )
 _UNTRUSTED = {
+    _NOT_YET_VALID: (
+        "the certificate of {host} is not valid yet; it was made by a machine whose clock was ahead: its operators can "
+        "issue a new one with 'fedsign deploy renew' and restart the SuperLink."
+    ),
     _EXPIRED: (
         "the certificate of {host} has expired; its operators can issue a new one with 'fedsign deploy renew' and "
-        "restart the SuperLink (if it has not expired, this machine's clock is wrong)."
+        "restart the SuperLink."
     ),
     _NAME_MISMATCH: _OTHER_NAME,
     _ADDRESS_MISMATCH: _OTHER_NAME,
@@ -81,11 +85,10 @@ def probe_server(host: str, port: int, *, authority: Path | None) -> ServerInfo:
         if isinstance(connection.sock, ssl.SSLSocket):
             ends_s = ssl.cert_time_to_seconds(str((connection.sock.getpeercert() or {})["notAfter"]))
             ends = dt.datetime.fromtimestamp(ends_s, dt.UTC)
-        date = connection.getresponse().headers["date"]
-        # right after the response, whose Date it is compared with
-        received_at = dt.datetime.now(dt.UTC)
+        ahead_s = _ahead_s(connection)
     except ssl.SSLCertVerificationError as error:
-        sentence = _UNTRUSTED.get(error.verify_code, _FOREIGN)
+        clock = skewed(_seen_by_anyone(host, port)) if error.verify_code in (_NOT_YET_VALID, _EXPIRED) else ""
+        sentence = clock or _UNTRUSTED.get(error.verify_code, _FOREIGN)
         raise ServerError(sentence.format(host=host, why=error.verify_message)) from error
     except ssl.SSLError as error:
         raise ServerError(
@@ -99,9 +102,27 @@ def probe_server(host: str, port: int, *, authority: Path | None) -> ServerInfo:
         ) from error
     finally:
         connection.close()
+    return ServerInfo(certificate_ends=ends, ahead_s=ahead_s)
+
+
+def _ahead_s(connection: HTTPConnection) -> float:
+    """How far this machine's clock is ahead of that of the server that answers."""
+    date = connection.getresponse().headers["date"]
+    # right after the response, whose Date it is compared with
+    received_at = dt.datetime.now(dt.UTC)
     # the header truncates to whole seconds, half a second on average
-    ahead = received_at - email.utils.parsedate_to_datetime(date) if date else dt.timedelta(seconds=0.5)
-    return ServerInfo(certificate_ends=ends, ahead_s=ahead.total_seconds() - 0.5)
+    return (received_at - email.utils.parsedate_to_datetime(date)).total_seconds() - 0.5 if date else 0.0
+
+
+def _seen_by_anyone(host: str, port: int) -> float:
+    """`_ahead_s` where the clock may be why the certificate is not trusted; 0 if there is no answer."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    asked = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=trusting)
+    with suppress(OSError, HTTPException), closing(asked):
+        asked.request("GET", "/health")
+        return _ahead_s(asked)
+    return 0.0
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:
@@ -127,7 +148,7 @@ def check_is_known(kit: StartupKit, *, host: str) -> bool:
     """
     key, former = load_private(kit.key), kit.folder / "flower" / "node-id"
     former.parent.mkdir(exist_ok=True)
-    interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
+    interceptors = [SignedRequests(key, key.public_key())]
     authority = (kit.folder / AUTHORITY_FILE).read_bytes()
     address = with_port(host, kit.facts["port"])
     try:
@@ -148,6 +169,9 @@ def check_is_known(kit: StartupKit, *, host: str) -> bool:
             ) from error
         # a proxy or the closed gate answers these: they say nothing about the key
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504):
+            why = error.response.headers.get(REFUSAL_HEADER, UNKNOWN)
+            if why != UNKNOWN:
+                raise EngineError(f"the SuperLink refuses this site. {why}") from error
             raise EngineError(
                 "the SuperLink rejects this site's key: it is revoked or was never registered; "
                 "ask the server's operators for a new kit."

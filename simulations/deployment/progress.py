@@ -22,10 +22,14 @@ _log = logging.getLogger("fedsign")
 class Progress:
     """Writes the progress of one run, notified of pending replies; see `Watch` in fedsign.flower.pulling."""
 
-    def __init__(self, federation: Federation, name: str, run: Path, *, num_rounds: int) -> None:
+    def __init__(self, federation: Federation, name: str, run: Path, *, num_rounds: int, model_bytes: int = 0) -> None:
         """`name` identifies the run across resumes."""
         self._file = _folder(federation) / f"{name}.json"
-        self._facts: dict[str, Any] = {"run": str(run.resolve()), "num_rounds": num_rounds}
+        self._facts: dict[str, Any] = {
+            "run": str(run.resolve()),
+            "num_rounds": num_rounds,
+            "model_bytes": model_bytes,
+        }
         self.remarks: Mapping[int, str] = {}  # about the versions of sites that answered the roll call, by partition
         self._requests = Requests("roll call", 0, ())
         # wall clock, not monotonic: another process, `deploy status`, compares it with its own
@@ -66,6 +70,7 @@ class RunProgress:
     since: float
     waiting: Sequence[int]
     remarks: Mapping[str, str]
+    model_bytes: int = 0
 
     @property
     def is_running(self) -> bool:

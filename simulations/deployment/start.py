@@ -15,6 +15,7 @@ from typing import NoReturn
 import tomli_w
 
 from fedsign.errors import ConfigError, EngineError
+from fedsign.flower.door import BLIND, INSECURE, tells_accounts
 from fedsign.storage.disk import is_private
 from simulations.deployment import logs
 from simulations.deployment.federation import Federation, with_port
@@ -35,6 +36,11 @@ UNSAFE = (
     "way, and any machine may take part. For trying out only."
 )
 
+PLAIN = (
+    "this federation lets in plain SuperNodes, as was asked for with --plain-supernodes: who obtains the headers of "
+    "one of their requests can send others in the site's name for five minutes."
+)
+
 
 def start_server(federation: Federation, say: Say, *, key: bytes | None = None) -> NoReturn:
     """Replace this process by the SuperLink. `key`: the server's, if this account cannot read its file.
@@ -42,6 +48,7 @@ def start_server(federation: Federation, say: Say, *, key: bytes | None = None) 
     Raises:
         ConfigError: the certificate has expired, or a key is missing, or readable for others.
     """
+    _check_accounts()
     _claim(federation.server)
     check_trust(federation, say)
     state, home, file = (federation.server / name for name in ("state", "flower", "server.key"))
@@ -82,6 +89,7 @@ def start_site(kit: StartupKit, say: Say, *, host: str | None = None) -> NoRetur
         ConfigError: the key is missing or readable for others.
         ServerError: the server's certificate is not signed by the federation's CA.
     """
+    _check_accounts()
     _claim(kit.folder)
     host = host or kit.facts["host"]
     trust = ["--insecure"]
@@ -158,11 +166,19 @@ def down(federation: Federation) -> list[int]:
     return ended
 
 
+def _check_accounts() -> None:
+    """Refuse to open a port where other accounts of the machine could not be kept out."""
+    if not tells_accounts() and INSECURE not in os.environ:
+        raise EngineError(f"{BLIND}; start it elsewhere, or with {INSECURE}=1 where you trust all accounts.")
+
+
 def check_trust(federation: Federation, say: Say) -> None:
     """Refuse expired certificates; warn about certificates that expire soon, and about an insecure federation."""
     if federation.insecure:
         say(UNSAFE)
         return
+    if federation.plain_supernodes:
+        say(PLAIN)
     _judge(ends_at(federation.certificate), "the server's certificate", say)
     _judge(ends_at(federation.authority), "the CA's certificate", say)
 

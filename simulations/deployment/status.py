@@ -17,12 +17,13 @@ from simulations.deployment.federation import Federation, Site
 from simulations.deployment.keys import ends_at, validity
 from simulations.deployment.membership import answers, in_pem, nodes_of, process_of
 from simulations.deployment.progress import RunProgress, runs_of
+from simulations.deployment.refusals import refused
 
 Row = dict[str, Any]
 
 
 def status_of(federation: Federation) -> Row:
-    """Return `superlink`, `is_up`, `certificate`, `remarks` on accounts, and the rows of `runs` and `sites`."""
+    """Return `superlink`, `is_up`, `certificate`, `remarks` on accounts, and the rows of `runs`, `sites`, `refused`."""
     process, runs = process_of(federation), [run for run in runs_of(federation) if not run.is_over]
     is_up = process is not None and answers(federation)
     # by key: Flower's list also holds unregistered nodes, perhaps of the same name
@@ -46,6 +47,10 @@ def status_of(federation: Federation) -> Row:
         "sites": [
             _site(site, nodes.get(in_pem(site.public_key)) if site.public_key else None, runs)
             for site in federation.sites
+        ],
+        "refused": [
+            {"refused of": who, "since its start": count, "what": what}
+            for (who, what), count in refused(federation).most_common()
         ],
     }
 

@@ -5,88 +5,32 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-import uvicorn
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
-from flwr.superlink.main import create_app
 
 from fedsign.errors import EngineError
-from fedsign.flower.door import Door
 from fedsign.flower.pulling import Requests
 from fedsign.storage.results import RunFolder
 from simulations.deployment import keys, progress, provision, start
 from simulations.deployment.check import check_site
-from simulations.deployment.federation import Federation, open_federation
-from simulations.deployment.gate import Gate, is_active
+from simulations.deployment.federation import open_federation
 from simulations.deployment.logs import log_of
-from simulations.deployment.membership import in_pem
 from simulations.deployment.probe import StillThereError
 from simulations.deployment.progress import Progress, forget_over, runs_of
-from simulations.deployment.running import free_port, record_this_process
+from simulations.deployment.running import record_this_process
 from simulations.deployment.startup_kits import StartupKit, open_startup_kit
 from simulations.deployment.status import status_of
-
-HOST = "127.0.0.1"
-
-
-@dataclass
-class Served:
-    """A federation of two sites, its SuperLink's memory, and the node of the first site."""
-
-    federation: Federation
-    state: InMemoryLinkState
-    node_id: int
-
-    @property
-    def kit(self) -> StartupKit:
-        return open_startup_kit(self.federation.kit("a"))
-
-    def was_killed(self, *, still_believed_s: float) -> None:
-        """The site's SuperNode was there, and is gone without a word."""
-        self.state.deactivate_node(self.node_id)
-        assert self.state.activate_node(self.node_id, HEARTBEAT_DEFAULT_INTERVAL)
-        self.state.nodes[self.node_id].online_until = time.time() + still_believed_s
-        (self.kit.folder / "flower" / "node-id").unlink(missing_ok=True)
+from tests.deployment.served import HOST, Served, serving
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("made") / "federation"
-    asked = Federation(folder=folder, name="x", hosts=(HOST,), bind=HOST, port=free_port())
-    federation = provision.init(asked, [("a", None), ("b", None)], lifetime=dt.timedelta(days=40))
-    app, is_open = create_app(), threading.Event()
-    is_open.set()
-    config = uvicorn.Config(
-        Gate(app, is_open, partial(is_active, folder)),
-        host=HOST,
-        port=federation.port,
-        ssl_certfile=federation.certificate,
-        ssl_keyfile=federation.server / "server.key",
-        http=Door,
-        log_level="error",
-    )
-    state = app.state.linkstate_factory.state()
-    ids = [
-        state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, in_pem(site.public_key), 30.0, name=site.name)
-        for site in federation.sites
-    ]
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)  # so are those of its pool
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield Served(federation, state, ids[0])
-    server.should_exit = True
-    thread.join()
+    with serving(tmp_path_factory.mktemp("made") / "federation") as made:
+        yield made
 
 
 def greeted(kit: StartupKit) -> list[str]:
@@ -244,9 +188,3 @@ def test_a_log_is_cut_into_files_of_which_the_oldest_go(tmp_path: Path) -> None:
     files = sorted(tmp_path.iterdir())
     assert len(files) == 4 and all(file.stat().st_size <= 1000 for file in files)
     assert (tmp_path / "log").read_text(encoding="utf-8").endswith("line 999\n")
-
-
-def test_without_keys_every_supernode_is_let_in(tmp_path: Path) -> None:
-    asked = Federation(folder=tmp_path / "federation", name="x", hosts=(HOST,), insecure=True)
-    made = provision.init(asked, [("a", None)], lifetime=dt.timedelta(days=40))
-    assert is_active(made.folder, b"")

@@ -179,7 +179,7 @@ def start_superlink(federation: Federation) -> Path:
         environment = {**os.environ, "FEDSIGN": str(Path(sys.executable).parent / "fedsign")}
         command = [str(federation.server / "start.sh"), "--key-stdin"]
         started.append(subprocess.Popen(command, stdin=given, stdout=log, stderr=subprocess.STDOUT, env=environment))
-    wait_until(lambda: membership.answers(federation), timeout_s=60)
+    wait_until(lambda: membership.answers(federation), timeout_s=180)
     roots.rename(key)
     return said
 
@@ -447,7 +447,7 @@ def serving(federation: Federation) -> Iterator[None]:
     with (federation.folder / "superlink.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: membership.answers(federation), timeout_s=60)
+        wait_until(lambda: membership.answers(federation), timeout_s=180)
         yield
     finally:
         process.terminate()

@@ -1,6 +1,5 @@
 """A federation's folder: certificates that verify, keys that stay where they belong, sites that join and leave."""
 
-import asyncio
 import datetime as dt
 import io
 import ipaddress
@@ -30,10 +29,9 @@ from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse, Register
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedsign.errors import ConfigError, ResultsError
-from fedsign.flower.door import OWN
+from fedsign.flower.signatures import AHEAD_S
 from simulations.deployment import check, keys, membership, provision, start
 from simulations.deployment.federation import Federation, open_federation
-from simulations.deployment.gate import Gate, may_pass
 from simulations.deployment.keys import Certified, ends_at, general_name, issue, make_authority, validity
 from simulations.deployment.probe import AwayError, ServerError, probe_server
 from simulations.deployment.running import end, free_port, is_alive, record_this_process, recorded, with_descendants
@@ -288,57 +286,6 @@ def test_flower_reads_a_sites_data_folder_as_it_was_given(tmp_path: Path, folder
 
 
 @pytest.mark.parametrize(
-    ("path", "is_own", "passes"),
-    [
-        ("/v1/fleet/pull-messages", False, True),
-        ("/health", False, True),
-        ("/v1/control/start-run", False, False),
-        ("/v1/control/register-node", False, False),
-        ("/v1/runtime/push-messages", False, False),
-        ("/docs", False, False),
-        ("/healthy", False, False),
-        ("/v1/control/start-run", True, True),
-    ],
-)
-def test_others_reach_what_a_supernode_needs_and_nothing_else(path: str, is_own: bool, passes: bool) -> None:
-    assert may_pass({"type": "http", "path": path, OWN: is_own}) == passes
-
-
-@pytest.mark.parametrize(
-    ("kind", "path", "is_own", "is_open", "answer"),
-    [
-        ("http", "/v1/fleet/pull-messages", False, False, 503),  # the sites are being registered
-        ("http", "/v1/fleet/pull-messages", False, True, "passed on"),
-        ("http", "/health", False, False, 503),
-        ("http", "/health", False, True, "passed on"),
-        ("http", "/v1/control/start-run", False, True, 403),
-        ("websocket", "/v1/control/start-run", False, True, 1008),
-        ("http", "/v1/control/start-run", True, False, "passed on"),
-    ],
-)
-def test_the_gate_answers_what_it_does_not_pass_on(
-    kind: str, path: str, is_own: bool, is_open: bool, answer: int | str
-) -> None:
-    said: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        said.append("passed on")
-
-    async def send(message: Any) -> None:
-        said.append(message.get("status") or message.get("code"))
-
-    async def receive() -> Any:
-        """Nothing is asked."""
-
-    registered = threading.Event()
-    if is_open:
-        registered.set()
-    scope = {"type": kind, "path": path, OWN: is_own}
-    asyncio.run(Gate(app, registered)(scope, receive, send))
-    assert said[0] == answer
-
-
-@pytest.mark.parametrize(
     ("lifetime", "host", "foreign", "says"),
     [
         (YEAR, "127.0.0.1", False, ""),
@@ -358,7 +305,7 @@ def test_a_site_says_what_is_wrong_with_a_servers_certificate(
             assert not isinstance(caught.value, AwayError)
         else:
             seen = probe_server(host, port, authority=tmp_path / "ca.pem")
-            assert abs(seen.ahead_s) <= check.AHEAD_S
+            assert abs(seen.ahead_s) <= AHEAD_S
             assert seen.certificate_ends is not None
 
 

@@ -8,16 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
+from fedsign.config import load
+from fedsign.errors import EngineError
 from fedsign.flower import door
 from fedsign.flower.door import OwnAccount, account_of
-from simulations.deployment.engine.superlink import LocalDeployment
+from fedsign.workload import workload_of
+from simulations.deployment import start
+from simulations.deployment.engine.superlink import LocalDeployment, SuperLink
 from simulations.deployment.running import free_port
+from simulations.deployment.startup_kits import StartupKit
 
 HOST = "127.0.0.1"
 NOBODY = 65534
@@ -136,6 +142,26 @@ def test_the_kernel_tells_whose_a_connection_is_until_it_is_closed(host: str) ->
             assert account_of(ends[1], ends[0]) == os.getuid()  # ours, too
             client.close()
             assert account_of(*ends) is None
+    assert account_of(("192.0.2.1", 5), ("192.0.2.2", 6)) is None
+
+
+def test_where_accounts_cannot_be_told_apart_nothing_is_opened_unless_asked_for(
+    echo: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "_TABLES", (tmp_path / "tcp", tmp_path / "tcp6"))
+    settings = ["engine.name=superlink", "data.name=digits"]
+    with pytest.raises(EngineError, match=r"does not tell which account .* or set engine\.insecure_local=true"):
+        SuperLink().check(workload_of(load(None, settings).to_toml()))
+    SuperLink(insecure_local=True).check(workload_of(load(None, settings).to_toml()))
+    with pytest.raises(EngineError, match="or with FEDSIGN_INSECURE_LOCAL=1 where you trust all accounts"):
+        start.start_site(StartupKit(folder=tmp_path, facts={}), print)
+    assert status_of(echo.port, "/v1") == "403"
+    monkeypatch.setenv(door.INSECURE, "1")
+    assert status_of(echo.port, "/v1") == "200"
+
+
+def test_a_machine_may_be_without_ipv6(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "_TABLES", (Path("/proc/net/tcp"), tmp_path / "tcp6"))
     assert account_of(("192.0.2.1", 5), ("192.0.2.2", 6)) is None
 
 

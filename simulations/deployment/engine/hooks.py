@@ -22,6 +22,7 @@ from simulations.deployment.keys import ends_at
 from simulations.deployment.membership import in_pem
 from simulations.deployment.progress import Progress
 from simulations.deployment.refusals import refused
+from simulations.deployment.start import PLAIN
 
 SUPERLINK = "SuperLink"  # in members.jsonl, in place of a site; no site can have this name
 # anchored and short: these texts end up in the server's terminal and in members.jsonl
@@ -39,6 +40,8 @@ def hooks_of(grid: Grid, folder: RunFolder, federation: Federation | None, progr
     # the run's own SuperNodes have no keys, and nobody asks for their status
     if federation is None or progress is None:
         return SiteHooks(note=note, judge=judge)
+    if federation.plain_supernodes:
+        note({"site": SUPERLINK, "event": "lets in plain SuperNodes", "why": PLAIN})
     return SiteHooks(note=note, judge=judge, members=members_of(federation, grid, note), watch=progress)
 
 

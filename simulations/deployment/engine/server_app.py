@@ -92,7 +92,7 @@ def _run(grid: Grid, config_toml: str, folder: RunFolder, *, name: str) -> None:
     if federation is not None:
         # or files of finished runs would pile up, and every `deploy status` read them
         forget_over(federation)
-        progress = Progress(federation, name, folder.path, num_rounds=config.rounds)
+        progress = Progress(federation, name, folder.path, num_rounds=config.rounds, model_bytes=workload.model_bytes)
     hooks = hooks_of(grid, folder, federation, progress)
     partitions = called(grid, workload, timeout_s=timeout_s, question=question, hooks=hooks, at_least=at_least)
     if progress is not None:

@@ -36,6 +36,7 @@ from simulations.deployment.engine.server_app import (
     submission_of,
 )
 from simulations.deployment.keys import write_secret
+from simulations.deployment.refusals import STRANGERS
 from simulations.deployment.running import end, recorded
 from simulations.flower_app import write_app
 from simulations.rounds import OnRound
@@ -124,7 +125,7 @@ def tell_events(folder: RunFolder, num_events: int) -> int:
     """Report new events of the sites; return the number of records of members.jsonl reported so far."""
     events = folder.records("members.jsonl")
     for event in events[num_events:]:
-        source = "the SuperLink" if event["site"] == SUPERLINK else f"site {event['site']}"
+        source = {SUPERLINK: "the SuperLink", STRANGERS: STRANGERS}.get(event["site"], f"site {event['site']}")
         _log.warning("round %d: %s %s: %s", event["round"], source, event["event"], event["why"])
     return len(events)
 

@@ -31,6 +31,7 @@ from clients.node import STATE_KEY
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
 from fedsign.errors import ConfigError, EngineError, LinkLostError
+from fedsign.flower.door import BLIND, INSECURE, tells_accounts
 from fedsign.flower.programs import bound, find_program, guarded
 from fedsign.rules import Rule
 from fedsign.storage import checkpoints
@@ -54,12 +55,12 @@ _log = logging.getLogger("fedsign")
 class LocalDeployment(Programs):
     """A local SuperLink and SuperNodes that end with this process. `home` (Flower's) and `logs` are theirs alone."""
 
-    def __init__(self, home: Path, logs: Path) -> None:
+    def __init__(self, home: Path, logs: Path, *, insecure: bool = False) -> None:
         for path in (home, logs):
             # of an earlier attempt: Flower's home would hold its database, the logs its last words
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(mode=0o700)
-        super().__init__(logs, flower_environment(home))
+        super().__init__(logs, flower_environment(home) | ({INSECURE: "1"} if insecure else {}))
         # chosen here, since the SuperNodes must know it before the SuperLink listens
         self.home, self._port = home, free_port()
         self.address = f"{_LOOPBACK}:{self._port}"
@@ -86,6 +87,7 @@ class SuperLink:
     `num_supernodes`: of this run's own federation (with `partition.name=sites`, one per site).
     `start_timeout_s`: how long the roll call waits for absent SuperNodes before the run starts without them.
     `share_details`: let SuperNodes send tracebacks and label counts, which otherwise stay with them.
+    `insecure_local`: run where the system does not tell accounts apart, and let all of them start code in the run.
     """
 
     is_deployed = keeps_processes = True
@@ -109,11 +111,13 @@ class SuperLink:
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
         share_details: bool = False,
         federation: str = "",
+        insecure_local: bool = False,
     ) -> None:
         self.federation = federation
         self.num_supernodes = num_supernodes
         self.start_timeout_s = start_timeout_s
         self.share_details = share_details
+        self.insecure_local = insecure_local
 
     @staticmethod
     def requirement() -> tuple[str, str]:
@@ -125,6 +129,11 @@ class SuperLink:
 
     def check(self, workload: Workload) -> None:
         """Check what cannot run over messages."""
+        if not (self.insecure_local or self.federation or tells_accounts()):
+            raise EngineError(
+                f"{BLIND}: they could start code in this run; use an engine without ports, such as in_process or "
+                "workers, or set engine.insecure_local=true where you trust all accounts."
+            )
         if self.federation:
             federation = open_federation(Path(self.federation))
             _check_fits(federation, workload.config.partition.num_clients, workload.config.server.min_replies)
@@ -141,7 +150,7 @@ class SuperLink:
                 patience_s=self.start_timeout_s,
             )
             return
-        local = LocalDeployment((folder.path / "flower").resolve(), folder.path / "logs")
+        local = LocalDeployment((folder.path / "flower").resolve(), folder.path / "logs", insecure=self.insecure_local)
         try:
             local.start_link(timeout_s=self.start_timeout_s)
             # without waiting for each: the roll call waits for all
