@@ -23,7 +23,7 @@ from fedsign.extensions import extensions
 from fedsign.federation.encoding import UpdateEncoding, converted
 from fedsign.flower import clipping, in_process, wire
 from fedsign.records import Failure, TrainReply, failure_of, one_by_one
-from fedsign.versions import versions
+from fedsign.versions import installed_since, versions
 from fedsign.workload import Workload
 
 Handler = Callable[[Message, Node], Message]
@@ -97,7 +97,9 @@ def roll_call(message: Message, node: Node) -> Message:
     """Report the clients and versions of this node, or why it cannot take part."""
     provider_of(node.workload).check()
     question = wire.of_kind(message.content, ConfigRecord)[wire.CONFIG]
-    answer = ConfigRecord({"partitions": list(node.partitions), wire.VERSIONS_KEY: json.dumps(versions())})
+    answer = ConfigRecord(
+        {"partitions": list(node.partitions), wire.VERSIONS_KEY: json.dumps(versions() | installed_since())}
+    )
     answer.update(node.answer_roll_call(question))
     return Message(RecordDict({wire.REPLY: answer, wire.METRICS: MetricRecord({})}), reply_to=message)
 

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from fedsign.errors import EngineError, FedSignError
 from fedsign.flower.programs import guarded
+from fedsign.transport.process import ending
 
 _POLL_INTERVAL_S = 0.2
 _PATIENCE_S = 5.0
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         while node.poll() is None:
             if executor.poll() is not None:
-                _log.warning("the training process ended with code %d; another takes its place", executor.returncode)
+                _log.warning("the training process %s; another takes its place", ending(executor.returncode))
                 time.sleep(_PAUSE_S if time.monotonic() - began_at > _YOUNG_S else _LONG_PAUSE_S)
                 executor, began_at = _start(train), time.monotonic()
             time.sleep(_POLL_INTERVAL_S)

@@ -9,6 +9,8 @@ import errno
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FOR_WANT_OF_MEMORY = "for want of memory perhaps (see 'fedsign estimate memory')"  # of a process that was killed
 _NO_MEMORY = (  # what torch, CUDA, C++, and the loader of libraries say
     "out of memory",
     "allocate memory",
@@ -121,10 +123,13 @@ class LinkLostError(EngineError):
     """The connection to the SuperLink is lost; the run can be resumed once it is back."""
 
 
-def shortage_of(error: BaseException) -> MemoryShortageError | None:
-    """The error of a shortage of memory, if that is what an error or one of its causes is."""
+def shortage_of(error: BaseException) -> MemoryShortageError | DiskFullError | None:
+    """The error of a shortage of memory or disk, if that is what an error or one of its causes is."""
     found: BaseException | None = error
-    while found is not None and not isinstance(found, MemoryShortageError):
+    while found is not None and not isinstance(found, MemoryShortageError | DiskFullError):
+        if getattr(found, "errno", None) in DISK_FULL or str(found) == "database or disk is full":
+            what = f": {path} could not be written" if (path := getattr(found, "filename", None)) else ""
+            return DiskFullError(f"the disk is full{what}; free some space, then start again or go on with --resume.")
         is_own = isinstance(found, FedSignError) or not isinstance(found, OSError | RuntimeError | ImportError)
         says_so = not is_own and any(words in str(found) for words in _NO_MEMORY)
         if says_so or isinstance(found, MemoryError) or getattr(found, "errno", None) == errno.ENOMEM:
@@ -139,7 +144,7 @@ def shortage_of(error: BaseException) -> MemoryShortageError | None:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Raise a shortage of memory as the error that says what to do; also a decorator."""
+    """Raise a shortage of memory or disk as the error that says what to do; also a decorator."""
     try:
         yield
     except Exception as error:

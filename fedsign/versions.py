@@ -6,11 +6,21 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 MISSING = "missing"
+INSTALLED = " installed"  # after a program's name
 _SPEAK_TO_EACH_OTHER = ("fedsign", "flwr")
 
 
 def versions() -> dict[str, str]:
-    """The local versions of Python, FedSign, Flower and torch."""
+    """The versions of Python, FedSign, Flower and torch that this process runs."""
+    return dict(_AT_START)
+
+
+def installed_since() -> dict[str, str]:
+    """Other versions that have been installed since this process began, by name and `INSTALLED`."""
+    return {name + INSTALLED: now for name, now in _installed().items() if now != _AT_START[name]}
+
+
+def _installed() -> dict[str, str]:
     by_name = {"python": platform.python_version()}
     for name in ("fedsign", "flwr", "torch"):
         try:
@@ -18,6 +28,9 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             by_name[name] = MISSING
     return by_name
+
+
+_AT_START = _installed()
 
 
 def compared(

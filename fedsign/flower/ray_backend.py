@@ -25,7 +25,7 @@ from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.constant import NOOP_FEDERATION_ID
 from flwr.supercore.telemetry import EventType
 
-from fedsign.errors import EngineError
+from fedsign.errors import FOR_WANT_OF_MEMORY, EngineError
 from fedsign.flower.shims import PARTITION_KEY, client_error, empty_run, ensure_task_identity
 
 _POLL_S = 0.02
@@ -88,7 +88,8 @@ class LastingRayBackend(RayBackend):
         except ray.exceptions.RayActorError:
             pool._future_to_actor.pop(future)  # forget the dead actor, instead of returning it to the pool
             threading.Thread(target=_add_actor, args=(pool,), daemon=True).start()
-            return Message(client_error("the process that trained this client died"), reply_to=message), context
+            died = f"the process that trained this client died, {FOR_WANT_OF_MEMORY}"
+            return Message(client_error(died), reply_to=message), context
         except Exception:
             pool.add_actor_back_to_pool(future)
             raise

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsign.errors import DiskFullError, ResultsError
+from fedsign.errors import DISK_FULL, DiskFullError, ResultsError
 
 PARTIAL = ".partial"
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT})
 
 

@@ -45,9 +45,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedsign.errors import ResultsError, ResumeError
+from fedsign.errors import DISK_FULL, ResultsError, ResumeError
 from fedsign.storage import digests
-from fedsign.storage.disk import DISK_FULL, append_bytes, disk_errors, exclusive, remove_partials, write_text
+from fedsign.storage.disk import append_bytes, disk_errors, exclusive, remove_partials, write_text
 
 Record = dict[str, Any]
 

@@ -1,14 +1,13 @@
 """Whose the files of a server and of its sites are: who may read them, and who should not be able to."""
 
 import os
-import pwd
 import stat
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from simulations.deployment.federation import Federation
+from simulations.deployment.federation import Federation, name_of
 from simulations.deployment.running import recorded
 
 _PUBLIC = frozenset({".md", ".pem", ".pub", ".service", ".sh", ".toml"})
@@ -61,10 +60,3 @@ def files(folder: Path, *, apart: Path | None = None) -> list[tuple[str, str, st
             if mode & forbidden and (is_key or not closed.intersection(path.parents)):
                 found.append((name, "broken", f"mode {mode:03o} lets others in: chmod go= {path}"))
     return found or [(folder.name, "ok", f"{name_of(owner)}'s, and closed to others")]
-
-
-def name_of(account: int) -> str:
-    """Return an account's name, or its number if it has none."""
-    with suppress(KeyError):
-        return pwd.getpwuid(account).pw_name
-    return str(account)

@@ -335,14 +335,17 @@ def down(folder: FolderOption = _FOLDER) -> None:
 
 def _opened(folder: Path | None) -> tuple[Any, Any]:
     """Open a federation, also by its server folder, or else a site's kit; the other one is None."""
-    from simulations.deployment.federation import FILE, open_federation
+    from simulations.deployment.federation import FILE, open_federation, whose
     from simulations.deployment.startup_kits import SITE_FILE, open_startup_kit
 
     for candidate in [Path(), _FOLDER] if folder is None else [folder, folder.resolve().parent]:
-        if (candidate / SITE_FILE).exists():
-            return None, open_startup_kit(candidate)
-        if (candidate / FILE).exists():
-            return open_federation(candidate), None
+        try:
+            if (candidate / SITE_FILE).exists():
+                return None, open_startup_kit(candidate)
+            if (candidate / FILE).exists():
+                return open_federation(candidate), None
+        except PermissionError as error:
+            raise whose(candidate) from error
     named = "this folder" if folder is None else str(folder)
     raise ConfigError(f"{named} holds neither a site's kit ({SITE_FILE}) nor a federation ({FILE}); name one of them.")
 

@@ -5,9 +5,12 @@
 
 import datetime as dt
 import ipaddress
+import os
+import pwd
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -165,6 +168,8 @@ def open_federation(folder: Path) -> Federation:
                 raise ValueError(f"site {site.get('name')} is not as 'fedsign deploy' wrote it")
         tree["sites"] = tuple(Site(**site) for site in tree["sites"])
         return Federation(folder=folder.resolve(), **tree | {"hosts": tuple(tree["hosts"])})
+    except PermissionError as error:
+        raise whose(folder) from error
     except FileNotFoundError as error:
         raise ConfigError(
             f"{folder} holds no federation ({FILE} is missing); name another folder, or make one with 'fedsign "
@@ -172,6 +177,25 @@ def open_federation(folder: Path) -> Federation:
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); restore it from a copy.") from error
+
+
+def whose(folder: Path) -> ConfigError:
+    """Return the error of an account that may not use a folder: it names the one that may."""
+    for path in (folder := folder.absolute(), *folder.parents):
+        with suppress(PermissionError):  # below a folder that is closed to this account
+            owner = name_of(path.stat().st_uid)
+            return ConfigError(
+                f"{folder} belongs to {owner}, but this is {name_of(os.getuid())}; run this command as {owner}: sudo "
+                f"-u {owner} fedsign ..."
+            )
+    raise AssertionError("everybody may look at the root")
+
+
+def name_of(account: int) -> str:
+    """Return an account's name, or its number if it has none."""
+    with suppress(KeyError):
+        return pwd.getpwuid(account).pw_name
+    return str(account)
 
 
 def _digest(site: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import fcntl
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,7 +20,8 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedsign.errors import EngineError, LinkLostError
-from simulations.deployment.federation import Federation
+from simulations.deployment.federation import Federation, whose
+from simulations.deployment.probe import probe_server
 from simulations.deployment.running import recorded
 
 _GONE = ("unregistered", "deleted")
@@ -70,9 +71,24 @@ def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClie
             ) from error
 
 
-def asking(federation: Federation) -> AbstractContextManager[ControlHttpClient]:
-    """Connect to the Control API from the SuperLink's machine; see `control`."""
-    return control(federation.local_address, authority=federation.trusted)
+@contextmanager
+def asking(federation: Federation) -> Iterator[ControlHttpClient]:
+    """Connect to the Control API from the SuperLink's machine; see `control`.
+
+    Raises:
+        ServerError: its certificate has expired meanwhile, or is another CA's.
+        ConfigError: it runs as another account.
+    """
+    try:
+        with control(federation.local_address, authority=federation.trusted) as link:
+            yield link
+    except EngineError as error:
+        cause = error.__cause__
+        if "CERTIFICATE_VERIFY_FAILED" in f"{error} {cause}":
+            probe_server(federation.local_host, federation.port, authority=federation.trusted)
+        if isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code == httpx.codes.FORBIDDEN:
+            raise whose(federation.folder) from error
+        raise
 
 
 def register_sites(federation: Federation) -> None:

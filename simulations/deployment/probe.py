@@ -12,6 +12,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 
 import httpx
+from cryptography import x509
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -34,8 +35,8 @@ _UNTRUSTED = {
         "issue a new one with 'fedsign deploy renew' and restart the SuperLink."
     ),
     _EXPIRED: (
-        "the certificate of {host} has expired; its operators can issue a new one with 'fedsign deploy renew' and "
-        "restart the SuperLink."
+        "the certificate of {host} has expired{end}; its operators can issue a new one with 'fedsign deploy renew' and "
+        "start the SuperLink again."
     ),
     _NAME_MISMATCH: _OTHER_NAME,
     _ADDRESS_MISMATCH: _OTHER_NAME,
@@ -89,7 +90,8 @@ def probe_server(host: str, port: int, *, authority: Path | None) -> ServerInfo:
     except ssl.SSLCertVerificationError as error:
         clock = skewed(_seen_by_anyone(host, port)) if error.verify_code in (_NOT_YET_VALID, _EXPIRED) else ""
         sentence = clock or _UNTRUSTED.get(error.verify_code, _FOREIGN)
-        raise ServerError(sentence.format(host=host, why=error.verify_message)) from error
+        end = _shown_end(host, port) if error.verify_code == _EXPIRED else ""
+        raise ServerError(sentence.format(host=host, why=error.verify_message, end=end)) from error
     except ssl.SSLError as error:
         raise ServerError(
             f"what answers at {host}, port {port}, does not speak TLS ({error.reason}); is it another program, or a "
@@ -123,6 +125,14 @@ def _seen_by_anyone(host: str, port: int) -> float:
         asked.request("GET", "/health")
         return _ahead_s(asked)
     return 0.0
+
+
+def _shown_end(host: str, port: int) -> str:
+    """When the certificate that the server shows has expired, as part of a sentence."""
+    with suppress(OSError, ValueError):
+        shown = ssl.get_server_certificate((host, port), timeout=_TIMEOUT_S)
+        return f", on {x509.load_pem_x509_certificate(shown.encode()).not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    return ""
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:

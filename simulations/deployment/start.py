@@ -8,7 +8,7 @@ import datetime as dt
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -104,7 +104,8 @@ def start_site(kit: StartupKit, say: Say, *, host: str | None = None) -> NoRetur
     # a port of its own for the SuperNode's Runtime API: several SuperNodes may run on one machine
     address = ["--superlink", with_port(host, kit.facts["port"]), "--host", "127.0.0.1", "--port", str(free_port())]
     arguments = ["clients.site", *address, *trust, "--node-config", str(config)]
-    _become(kit.folder, kit.folder / "flower", arguments)
+    server = [host, str(kit.facts["port"]), *([str(kit.trusted)] if kit.trusted else [])]
+    _become(kit.folder, kit.folder / "flower", arguments, server)
 
 
 def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Say) -> None:
@@ -255,7 +256,7 @@ def in_memory(key: bytes) -> Path:
     return Path(f"/proc/self/fd/{descriptor}")
 
 
-def _become(folder: Path, home: Path, command: list[str]) -> NoReturn:
-    """Replace this process by a module; `home`: Flower's home."""
-    logs.keep(folder)
+def _become(folder: Path, home: Path, command: list[str], server: Iterable[str] = ()) -> NoReturn:
+    """Replace this process by a module; `home`: Flower's home; `server`: see `logs`."""
+    logs.keep(folder, *server)
     os.execve(sys.executable, [sys.executable, "-P", "-m", *command], flower_environment(home))

@@ -16,10 +16,11 @@ import pytest
 from fedsign.errors import ConfigError
 from fedsign.flower.door import hide
 from simulations.deployment import accounts, check, provision, start
-from simulations.deployment.federation import Federation
+from simulations.deployment.command import _opened
+from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.startup_kits import open_startup_kit
 from simulations.deployment.status import status_of
-from tests.deployment.test_door import NOBODY, as_nobody, needs_root
+from tests.deployment.test_door import NOBODY, as_nobody, error_of, needs_root
 from tests.e2e.command import fedsign
 
 YEAR = dt.timedelta(days=365)
@@ -52,6 +53,17 @@ def test_the_command_takes_a_passphrase_from_a_file_and_names_what_is_missing(tm
     assert fedsign("deploy", "renew", *options, folder=tmp_path).returncode == 0
     plain = fedsign("deploy", "init", "plain", "--host", "localhost", folder=tmp_path)
     assert plain.returncode == 0 and "ca.key is not encrypted" in plain.stderr
+
+
+@needs_root
+def test_another_account_is_told_which_one_to_use(tmp_path: Path) -> None:
+    made = init(tmp_path)
+    made.folder.chmod(0o700)
+    said = as_nobody(lambda: error_of(lambda: _opened(made.folder)))
+    assert said == as_nobody(lambda: error_of(lambda: open_federation(made.folder)))
+    assert re.fullmatch(
+        rf"{made.folder} belongs to root, but this is \w+; run this command as root: sudo -u root .*", said
+    )
 
 
 def test_the_cas_key_may_be_moved_away_and_is_read_from_there(tmp_path: Path) -> None:

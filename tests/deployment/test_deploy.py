@@ -334,6 +334,11 @@ def test_an_expired_certificate_is_refused_by_the_server_the_sites_and_the_run(t
         checked = fedsign("deploy", "check", "federation/kits/a", folder=tmp_path)
         assert checked.returncode == 1
         assert "has expired" in checked.stdout
+        shown = fedsign("deploy", "status", "federation", folder=tmp_path)
+        assert shown.returncode == 1
+        assert re.search(
+            r"the certificate of 127\.0\.0\.1 has expired, on .* UTC; .*'fedsign deploy renew'", shown.stderr
+        )
         one = settings(partition__num_clients=1, server__cohort_size=1)
         run = fedsign("run", *SMALL, *ON_FEDERATION, *one, folder=tmp_path)
         assert run.returncode == 2

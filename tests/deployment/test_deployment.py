@@ -289,7 +289,12 @@ def test_flower_reads_a_sites_data_folder_as_it_was_given(tmp_path: Path, folder
     ("lifetime", "host", "foreign", "says"),
     [
         (YEAR, "127.0.0.1", False, ""),
-        (dt.timedelta(seconds=-1), "127.0.0.1", False, "has expired"),
+        (
+            dt.timedelta(seconds=-1),
+            "127.0.0.1",
+            False,
+            r"has expired, on \d{4}-\d\d-\d\d \d\d:\d\d UTC; .*'fedsign deploy renew'",
+        ),
         (YEAR, "127.0.0.2", False, "does not cover 127.0.0.2"),
         (YEAR, "127.0.0.1", True, "not signed by this federation's CA"),
     ],
@@ -307,6 +312,41 @@ def test_a_site_says_what_is_wrong_with_a_servers_certificate(
             seen = probe_server(host, port, authority=tmp_path / "ca.pem")
             assert abs(seen.ahead_s) <= AHEAD_S
             assert seen.certificate_ends is not None
+
+
+def test_a_certificate_that_ends_while_the_superlink_runs_is_named_on_both_sides(
+    authority: Certified, federation: Federation, tmp_path: Path
+) -> None:
+    federation.authority.write_bytes(authority.certificate)
+    says = "the certificate of 127.0.0.1 has expired, on "
+    with https_server(issue(authority, HOSTS, lifetime=dt.timedelta(seconds=-1)), tmp_path) as port:
+        here = replace(federation, port=port)
+        for ask in (membership.nodes_of, membership.register_sites):
+            with pytest.raises(ServerError, match=says):
+                ask(here)
+        command = [sys.executable, "-m", "simulations.deployment.logs", str(tmp_path / "log")]
+        server = ["127.0.0.1", str(port), str(federation.authority)]
+        lost = "WARNING: Connection attempt failed, retrying in 0.50 seconds\n"
+        done = subprocess.run(
+            [*command, *server], input=f"hello\n{lost}{lost}", capture_output=True, text=True, check=True
+        )
+    for said in (done.stdout, (tmp_path / "log").read_text(encoding="utf-8")):
+        assert said.count(says) == 1 and said.index(says) > said.index("attempt failed")
+
+
+def test_a_superlink_that_refuses_this_account_names_the_one_to_use(federation: Federation) -> None:
+    class Refuse(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_error(403)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Be quiet."""
+
+    with HTTPServer(("127.0.0.1", 0), Refuse) as server:
+        threading.Thread(target=server.handle_request).start()
+        with pytest.raises(ConfigError, match=r"federation belongs to \w+, but this is \w+; run this command as"):
+            membership.nodes_of(replace(federation, port=server.server_port, insecure=True))
 
 
 def test_a_server_that_is_not_there_is_worth_another_try(tmp_path: Path, authority: Certified) -> None:

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 
 from fedsign.config import load
-from fedsign.errors import EngineError
+from fedsign.errors import ConfigError, EngineError
 from fedsign.flower import door
 from fedsign.flower.door import OwnAccount, account_of
 from fedsign.workload import workload_of
@@ -62,6 +62,12 @@ def as_nobody(act: Callable[[], Any]) -> Any:
         return here.recv()
     finally:
         process.join()
+
+
+def error_of(act: Callable[[], Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        act()
+    return str(caught.value)
 
 
 @pytest.fixture(scope="module")

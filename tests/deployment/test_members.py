@@ -42,7 +42,7 @@ from fedsign.flower.nodes import SiteHooks
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import LATE
 from fedsign.storage.results import Record, RunFolder, read_records
-from fedsign.versions import versions
+from fedsign.versions import installed_since, versions
 from fedsign.workload import Workload
 from simulations import run
 from simulations.backends.base import intra_op_threads
@@ -86,7 +86,7 @@ class Started:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = Federation(folder=tmp_path_factory.mktemp("made") / "federation", name="x", hosts=("192.0.2.10",))
-    return provision.init(asked, [(name, None) for name in NAMES], lifetime=dt.timedelta(days=1)).folder
+    return provision.init(asked, [(name, None) for name in NAMES], lifetime=dt.timedelta(days=60)).folder
 
 
 @pytest.fixture
@@ -465,6 +465,25 @@ def test_label_counts_that_are_none_are_left_out(caplog: pytest.LogCaptureFixtur
     assert len(caplog.records) == 3
 
 
+def test_a_process_tells_the_versions_that_it_runs_and_which_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = versions()
+    assert installed_since() == {}
+    (tmp_path / "fedsign-99.0.0.dist-info").mkdir()
+    (tmp_path / "fedsign-99.0.0.dist-info" / "METADATA").write_text("Name: fedsign\nVersion: 99.0.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert versions() == before and installed_since() == {"fedsign installed": "99.0.0"}
+
+
+def test_a_certificate_that_ends_soon_is_told_at_the_roll_call(started: Started) -> None:
+    provision.renew(started.federation, [], lifetime=dt.timedelta(days=20))
+    members_of(started.federation, started.link.grid, lambda event: started.noted.append(dict(event)))
+    (event,) = started.noted
+    assert (event["site"], event["event"]) == ("SuperLink", "expiring")
+    assert event["why"].startswith("its certificate ends in 20 days, on ") and "fedsign deploy renew" in event["why"]
+
+
 def test_versions_that_do_not_fit_are_refused_and_named_others_are_remarked_on() -> None:
     """Releases that differ in their first two numbers need not understand each other; torch only rounds differently."""
     here = versions()
@@ -479,6 +498,10 @@ def test_versions_that_do_not_fit_are_refused_and_named_others_are_remarked_on()
     )
     refusal, remark = judged(fedsign="99.0.0", torch="1.0")
     assert f"fedsign 99.0.0 where the server has {here['fedsign']}, torch 1.0 where" in refusal and not remark
+    restart = "start its SuperNode again, which does not run the fedsign 99.1.0 that is installed"
+    assert judged(**{"fedsign installed": "99.1.0"}) == ("", restart)
+    refusal, _ = judged(**{"fedsign": "99.0.0", "fedsign installed": "99.1.0"})
+    assert refusal == f"its versions do not fit: fedsign 99.0.0 where the server has {here['fedsign']}; {restart}."
     for said in ("{", '{"fedsign": 1}', "{}"):
         assert "fedsign missing" in judge(ConfigRecord({wire.VERSIONS_KEY: said}))[0]
     assert "fedsign missing" in judge(ConfigRecord({}))[0], "an older version says nothing"

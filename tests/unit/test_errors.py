@@ -2,6 +2,7 @@
 
 import errno
 import mmap
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from fedsign.data.base import Dataset
-from fedsign.errors import DataError, MemoryShortageError, ReplyError, shortage_of
+from fedsign.errors import DataError, DiskFullError, MemoryShortageError, ReplyError, shortage_of
 from fedsign.records import failure_of
+from fedsign.storage.disk import disk_full
 from simulations import compare, load_run, run
 from simulations.callbacks.base import Callback
 
@@ -56,6 +58,23 @@ def test_a_shortage_of_memory_is_one_sentence_with_a_remedy(whose: str) -> None:
     failure = failure_of(3, caught.value)  # what a client answers
     assert failure.reason == str(found) and "Traceback" in failure.details
     assert shortage_of(found) is found
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "full: /data/x could not be written; free"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "full; free"),
+        (sqlite3.OperationalError("database or disk is full"), "full; free"),
+    ],
+)
+def test_a_full_disk_is_one_sentence_wherever_it_is(error: Exception, what: str) -> None:
+    found = shortage_of(error)
+    assert isinstance(found, DiskFullError) and f"the disk is {what} some space" in str(found)
+    assert failure_of(3, error).reason == str(found)
+    known = disk_full(Path("/data/x"))
+    known.__cause__ = error
+    assert shortage_of(known) is known
 
 
 @pytest.mark.parametrize(

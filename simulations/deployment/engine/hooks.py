@@ -16,9 +16,9 @@ from fedsign.flower.nodes import Member, Members, Note, SiteHooks
 from fedsign.flower.wire import VERSIONS_KEY
 from fedsign.records import printable
 from fedsign.storage.results import RunFolder
-from fedsign.versions import MISSING, compared, versions
+from fedsign.versions import INSTALLED, MISSING, compared, versions
 from simulations.deployment.federation import Federation, open_federation
-from simulations.deployment.keys import ends_at
+from simulations.deployment.keys import ends_at, validity
 from simulations.deployment.membership import in_pem
 from simulations.deployment.progress import Progress
 from simulations.deployment.refusals import refused
@@ -58,13 +58,14 @@ def judge(answer: ConfigRecord) -> tuple[str, str]:
         for program, state in states.items()
         if state != "ok"
     )
+    newer = [f"{program} {node_versions[key]}" for program in here if (key := program + INSTALLED) in node_versions]
+    restart = f"start its SuperNode again, which does not run the {', '.join(newer)} that is installed" if newer else ""
     if "broken" in states.values():
-        return (
-            f"its versions do not fit: {differs}; install the server's there ('fedsign deploy check' in its kit).",
-            "",
-        )
+        remedy = restart or "install the server's there ('fedsign deploy check' in its kit)"
+        return f"its versions do not fit: {differs}; {remedy}.", ""
     consents = printable(str(answer.get(CONSENTS_KEY, "")))
     remarks = [f"{differs}: the last bits of its results may differ"] if differs else []
+    remarks += [restart] if restart else []
     return "", "; ".join([*remarks, f"the site has set {consents}"] if consents else remarks)
 
 
@@ -76,6 +77,9 @@ def members_of(federation: Federation, grid: Grid, note: Note = lambda event: No
     if federation.insecure:
         return None
     certificate, known = federation.certificate.read_bytes(), refused(federation)
+    state, how = validity(ends_at(federation.certificate))
+    if state != "ok":
+        note({"site": SUPERLINK, "event": "expiring", "why": f"its certificate {how}"})
 
     def members() -> list[Member]:
         nonlocal certificate, known
