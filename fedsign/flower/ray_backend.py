@@ -7,6 +7,7 @@ fails; and `runtime_env` in the arguments of ray.init raises, since Flower passe
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -53,12 +54,15 @@ class LastingRayBackend(RayBackend):
         python_path = os.pathsep.join([*sys.path, *filter(None, [os.environ.get("PYTHONPATH")])])
         os.environ["PYTHONPATH"] = python_path
         runtime_env["env_vars"] = {"PYTHONPATH": python_path, **runtime_env.get("env_vars", {})}
+        own: dict[str, Any] = {"address": "local", "include_dashboard": False}
+        if "address" not in given:  # Ray lets every account write its folder, but this one's parent is ours
+            own["_temp_dir"] = tempfile.mkdtemp(prefix="ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp")) + "/ray"
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
         # Ray's processes inherit what is blocked: batch systems signal all, and a round needs them to its end
         signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
         try:
             # "local": without an address, ray.init joins a cluster that somebody else has started on this machine
-            ray.init(runtime_env=runtime_env, **{"address": "local", "include_dashboard": False, **given})
+            ray.init(runtime_env=runtime_env, **{**own, **given})
         finally:
             for number, handler in handlers.items():
                 if callable(handler):  # Ray's would end this process in mid-round

@@ -10,6 +10,8 @@ import importlib.util
 import inspect
 import os
 import re
+import secrets
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -75,6 +77,9 @@ class Ray:
         init_args: dict[str, Any] = {},  # noqa: B006 - is never changed
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
     ) -> None:
+        if not address and "ray" not in sys.modules:
+            # Ray listens on every interface. It reads this when it is imported, and runs nobody's code without it
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         # here, not in `execute`: `requirement` and options are checked before a run's folder exists
         ray = require("ray", extra="ray", feature="engine.name=ray")
         _check_resources(ray, client_resources)

@@ -33,7 +33,7 @@ def remarks(federation: Federation) -> Iterator[str]:
                 "SuperLink by its systemd unit, or with 'deploy start --key-stdin'"
             )
         if len(names) > 1:
-            yield f"{', '.join(names)} run as {name_of(account)}, and read each other's files: give each an own one"
+            yield f"{', '.join(names)} run as {name_of(account)}, who reads each one's files: give each its own account"
 
 
 def files(folder: Path, *, apart: Path | None = None) -> list[tuple[str, str, str]]:

@@ -40,8 +40,8 @@ def init(
         if not federation.insecure:
             federation.authority.parent.mkdir(mode=0o700)
             authority = make_authority(federation.name)
-            key = with_passphrase(authority.key, new=passphrase)
-            replace(authority, key=key).write(federation.authority, federation.authority_key)
+            stored = replace(authority, key=with_passphrase(authority.key, new=passphrase))
+            stored.write(federation.authority, federation.authority_key)
             _issue(federation, authority, lifetime)
         write_server(federation)
         # after keys and certificates: with this file the folder counts as a federation, which add_site extends
@@ -105,9 +105,7 @@ def renew(
     try:
         key = ca_key.read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"{ca_key} cannot be read ({error.strerror}); name the file that holds the CA's key with --ca-key."
-        ) from error
+        raise ConfigError(f"{ca_key} cannot be read ({error.strerror}); name the CA's key with --ca-key.") from error
     key = with_passphrase(key, old=passphrase() if b"ENCRYPTED" in key else b"")
     grown = replace(federation, hosts=tuple(dict.fromkeys((*federation.hosts, *hosts))))
     _issue(grown, Certified(certificate=federation.authority.read_bytes(), key=key), lifetime)

@@ -59,10 +59,7 @@ def start_server(federation: Federation, say: Say, *, key: bytes | None = None) 
         gate.append("--insecure")
         link["insecure"] = True
     elif key is None and not (os.access(file, os.R_OK) and is_private(file)):
-        raise ConfigError(
-            f"{file} is missing, root's, or readable for others; restore it, start the systemd unit, or make it "
-            "private with chmod 600."
-        )
+        raise ConfigError(f"{file} is missing, root's, or open to others; restore it, use the unit, or chmod 600 it.")
     else:
         if key is not None:
             file = in_memory(key)

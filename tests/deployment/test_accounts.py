@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import openings
 from fedsign.errors import ConfigError
 from fedsign.flower.door import hide
 from simulations.deployment import accounts, check, provision, start
@@ -215,7 +216,7 @@ def test_status_names_a_key_that_runs_can_read_and_sites_of_one_account(tmp_path
         (folder / "pid").write_text(str(os.getpid()), encoding="utf-8")
     by_key, together = accounts.remarks(made)
     assert f"runs execute code as root, who can read {made.server / 'server.key'}" in by_key
-    assert together.startswith("the server, berlin, hamburg run as root, and read each other's files")
+    assert together.startswith("the server, berlin, hamburg run as root, who reads each one's files")
     processes = [subprocess.Popen(["sleep", "60"], user=account) for account in (NOBODY, 1, 2)]
     try:
         for folder, process in zip(folders, processes, strict=True):
@@ -250,3 +251,8 @@ def test_units_are_hardened_and_a_sites_account_is_its_own(tmp_path: Path) -> No
 def replace_insecure(folder: Path) -> Federation:
     asked = Federation(folder=folder / "plain", name="plain", hosts=("localhost",), insecure=True)
     return provision.init(asked, [], lifetime=YEAR)
+
+
+def test_the_page_of_ports_and_files_is_that_of_its_table() -> None:
+    assert openings.PAGE.read_text(encoding="utf-8") == openings.page(), "python -m benchmarks.openings"
+    assert openings.differences(["port 0.0.0.0/run"], "`client.sharding.ranks`")[0] == ["port 0.0.0.0/run"]

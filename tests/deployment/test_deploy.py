@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save
 
+from benchmarks.openings import differences, watching
 from clients.state.database import StateDatabase
 from fedsign.config import load
 from fedsign.flower.programs import find_program
@@ -22,7 +23,7 @@ from fedsign.storage.results import RunFolder
 from simulations.deployment import keys, membership
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.keys import Certified, ends_at, issue
-from simulations.deployment.running import flower_environment, free_port
+from simulations.deployment.running import flower_environment, free_port, recorded
 from simulations.deployment.startup_kits import open_startup_kit
 from simulations.deployment.status import status_of
 from tests.deployment.test_sites import write_site
@@ -78,9 +79,22 @@ def test_a_run_over_tls_with_keys_where_the_data_lie_has_the_bits_of_the_run_in_
     )
     found = {}
     in_process = settings(partition__roots='["data of 1", "data of 2"]')
+    federation, seen = open_federation(folder / "federation"), dict[str, set[str]]()
     for where, choice in (("federation", ON_FEDERATION), ("in_process", in_process)):
         root = folder / f"runs-{where}"
-        done = fedsign("run", *sites, *settings(results__root=root), *choice, folder=folder, timeout_s=500)
+        with ExitStack() as watched:
+            for title, own, place in (
+                ("A federation's server", federation.server, {"federation": federation.folder}),
+                ("A site", federation.kit("site-1"), {"kit": federation.kit("site-1")}),
+            ):
+                process = recorded(own / "pid")
+                assert process is not None
+                seen[title] = watched.enter_context(watching([process], place))
+            done = fedsign("run", *sites, *settings(results__root=root), *choice, folder=folder, timeout_s=500)
+        if where == "federation":
+            hidden = ["port */SuperLink"] if os.getuid() else []  # from accounts but root
+            assert differences(seen["A federation's server"], "A federation's server") == ([], hidden)
+            assert differences(seen["A site"], "A site") == ([], [])
         assert done.returncode == 0, done.stderr
         (config,) = root.glob("*/*/config.toml")
         found[where] = bits(config.parent, folder)

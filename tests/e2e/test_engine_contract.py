@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
+from benchmarks.openings import differences, watching
 from tests.e2e.command import fedsign, settings
 
 ENGINES: dict[str, dict[str, object]] = {
@@ -20,6 +22,8 @@ ENGINES: dict[str, dict[str, object]] = {
     "ray": {"engine__name": "ray", "engine__init_args__num_cpus": 2},
     "superlink": {"engine__name": "superlink", "engine__num_supernodes": 2},
 }
+TABLES = {"ray": "`engine.name=ray`", "superlink": "`engine.name=superlink` without a federation"}  # the page's
+OPENED: dict[Path, set[str]] = {}  # by a run
 NEEDS = {"in_process": [], "workers": ["workers"], "ray": ["ray"], "superlink": ["deployment"]}
 OWN = """
 import math
@@ -133,9 +137,11 @@ def experiment(folder: Path, name: str, strategy: str, **changes: object) -> lis
 
 def run_in(folder: Path, name: str, *, is_restarted: bool, **engine: object) -> Path:
     "Three rounds, and, if restarted, two more from another process; the run's folder."
-    begun = fedsign("run", *experiment(folder, name, "Counting", rounds=3, **engine), folder=folder)
+    with watching([psutil.Process()], {"run": folder / name}) as seen:
+        begun = fedsign("run", *experiment(folder, name, "Counting", rounds=3, **engine), folder=folder)
     assert begun.returncode == 0, begun.stderr
     (config,) = (folder / name).glob("*/*/config.toml")
+    OPENED[config.parent] = seen
     if is_restarted:
         resumed = fedsign("run", "--resume", str(config.parent), "--set", "rounds=5", folder=folder)
         assert resumed.returncode == 0, resumed.stderr
@@ -185,6 +191,14 @@ def test_what_clients_keep_persists_over_rounds_a_failure_and_a_restart(run_on: 
     (memory,) = (run / "checkpoints" / f"round-{rounds:06d}").glob("strategy*.safetensors")
     counts = {name: tensor for name, tensor in load_file(memory).items() if name.startswith("count/")}
     assert len(counts) == 2 and all(tensor.eq((4 * rounds - 1) / 4).all() for tensor in counts.values())
+
+
+@pytest.mark.engines
+def test_what_a_run_opens_stands_in_the_documentation(run_on: tuple[Path, int]) -> None:
+    run, _ = run_on
+    engine = run.parents[1].name.partition("-")[0]
+    own = [TABLES[engine]] if engine in TABLES else []
+    assert differences(OPENED[run], *own, "A run") == ([], [])
 
 
 @pytest.mark.engines

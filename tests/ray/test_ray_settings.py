@@ -1,5 +1,7 @@
 """Ray's settings: none is ignored, and invalid ones are refused before Ray starts."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -43,3 +45,31 @@ def test_a_cluster_that_is_there_has_its_own_size() -> None:
         ConfigError, match=r"engine\.init_args\.num_cpus was given with engine\.address=auto, .* drop one"
     ):
         from_dict({"engine": {"name": "ray", "init_args": {"num_cpus": 2}, "address": "auto"}})
+
+
+LOCAL = """
+import os, subprocess, sys
+from pathlib import Path
+from simulations.backends.ray import {engine}
+{engine}()
+import ray
+from fedsign.flower.ray_backend import LastingRayBackend
+LastingRayBackend.init_ray(None, {{"init_args": {{"num_cpus": 1}}}})
+node = ray.get_runtime_context()
+folder = Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
+environment = {{name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}}
+environment["RAY_gcs_rpc_server_connect_timeout_s"] = "1"
+code = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False); print(ray.get(ray.remote(lambda: 7).remote()))"
+done = subprocess.run([sys.executable, "-c", code, node.gcs_address], env=environment, capture_output=True, text=True)
+print("a stranger ran:", done.stdout)
+print(oct(folder.stat().st_mode & 0o777), "ours:", ray.get(ray.remote(lambda: 7).remote()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.engines
+def test_a_stranger_runs_nothing_on_our_ray_and_reads_none_of_its_files() -> None:
+    """Ray listens on every interface, and its own folder, /tmp/ray, belongs to all."""
+    code = LOCAL.format(engine=Ray.__name__)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.split("\n") == ["a stranger ran: ", "0o700 ours: 7", ""], done.stderr[-2000:]

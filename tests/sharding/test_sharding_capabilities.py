@@ -8,12 +8,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.compatibility import strategy
+from benchmarks.openings import differences, watching
 from clients.sharding.decide import sharded, task_of
 from clients.sharding.group import ShardGroup
 from clients.sharding.rules import SHARDING
@@ -384,7 +386,10 @@ def test_draws_means_and_penalties_are_those_of_the_whole_batch_and_the_whole_mo
         for partition in range(2)
     ]  # fmt: skip
     expected = list(SequentialTrainer(alone).train_many(asked, ClientStore(tmp_path)))
-    with closing(ShardGroup(work, logs=tmp_path / "logs")) as group:
+    with (
+        watching([psutil.Process()], {"run": tmp_path}) as seen,
+        closing(ShardGroup(work, logs=tmp_path / "logs")) as group,
+    ):
         for reply, other in zip(group.train_many(asked, ClientStore(tmp_path)), expected, strict=True):
             assert isinstance(reply, TrainReply) and isinstance(other, TrainReply), reply
             found, wanted = (torch.cat([each.flatten() for each in one.tensors.values()]) for one in (reply, other))
@@ -393,6 +398,7 @@ def test_draws_means_and_penalties_are_those_of_the_whole_batch_and_the_whole_mo
             # of how far all went together: the bias of an attention's keys has no gradient but rounding
             assert found.dtype == torch.float64 and (found - wanted).norm() <= 1e-10 * (wanted - start).norm()
             assert reply.metrics["train-loss"] == pytest.approx(other.metrics["train-loss"], rel=1e-10)
+    assert differences(seen, "`client.sharding.ranks`", "A run") == ([], [])
 
 
 # auto
