@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ from simulations.deployment.keys import Certified, ends_at, issue
 from simulations.deployment.running import flower_environment, free_port, recorded
 from simulations.deployment.startup_kits import open_startup_kit
 from simulations.deployment.status import status_of
+from tests.deployment.test_door import INTERFACES, as_nobody, needs_root
+from tests.deployment.test_door import status_of as status_at
 from tests.deployment.test_sites import write_site
 from tests.e2e.command import fedsign, settings
 from tests.e2e.test_engines import processes_of, wait_until
@@ -258,6 +261,18 @@ def test_check_finds_nothing_broken_at_server_and_sites_and_no_file_is_anyone_el
     assert {path.name for path in paths} > {"superlink.sqlite", "log", "superlink.log", "node.toml", "pid", "node-id"}
     assert not [path for path in paths if path.stat().st_mode & 0o077], "what others may read or write"
     assert (folder / "federation" / "server" / "start.sh").stat().st_mode & 0o100
+
+
+@needs_root
+@pytest.mark.engines
+@pytest.mark.slow
+def test_another_account_of_the_servers_machine_reaches_no_interface(folder: Path) -> None:
+    federation = open_federation(folder / "federation")
+    trust = ssl.create_default_context(cafile=federation.authority)
+    interfaces = {path: "401" if "fleet" in path else "403" for path in INTERFACES}
+    asked = as_nobody(lambda: {path: status_at(federation.port, path, trust=trust) for path in interfaces})
+    assert asked == interfaces
+    assert status_at(federation.port, "/docs", method="GET", trust=trust) == "200"
 
 
 @pytest.mark.engines

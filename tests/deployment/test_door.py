@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,9 +38,10 @@ INTERFACES = (
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another account")
 
 
-def status_of(port: int, path: str, *, method: str = "POST") -> str:
+def status_of(port: int, path: str, *, method: str = "POST", trust: ssl.SSLContext | None = None) -> str:
     """The status of an answer, which needs no module that another account may not read."""
-    with socket.create_connection((HOST, port), 10) as connection:
+    raw = socket.create_connection((HOST, port), 10)
+    with trust.wrap_socket(raw, server_hostname=HOST) if trust else raw as connection:
         connection.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
         return connection.recv(64).split(b" ")[1].decode()
 
