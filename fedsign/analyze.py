@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     from fedsign.extensions import load, python_api
 
-    if name == "Found":
-        from fedsign.former_names import warn
-
-        warn(f"{__name__}.Found", f"{__name__}.Analysis")
-        name = "Analysis"
     if name in python_api(__name__):
         return load(python_api(__name__)[name])
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

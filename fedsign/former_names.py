@@ -1,15 +1,11 @@
-"""Renamed settings and modules: the former names are accepted, with a FutureWarning, until 0.3.
+"""Renamed settings and commands: the former names are accepted, with a FutureWarning, until 0.3.
 
 [Note: former keys] Stored runs are read under their former keys without a warning, since their users did not write
 them.  Digests of a configuration use the former keys, so that a comparison finds its existing cells.
 """
 
-import importlib
-import inspect
-import pkgutil
-import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedsign.errors import ConfigError
@@ -38,17 +34,6 @@ def warn(former: str, name: str, *, stacklevel: int = 3) -> None:
     """Warn the caller's caller that a name was changed."""
     said = f"{former} is now {name}; the former name will be removed in 0.3"
     warnings.warn(said, FormerNameWarning, stacklevel=stacklevel)
-
-
-def rename_members(cls: type, names: Mapping[str, str]) -> None:
-    """Accept members that a class defines under former names, and let its subclasses call them by these."""
-    for former, name in names.items():
-        if former in cls.__dict__ and name not in cls.__dict__:
-            # the class statement lies above __init_subclass__ and ABCMeta.__new__
-            warn(f"{cls.__name__}.{former}", name, stacklevel=5)
-            setattr(cls, name, cls.__dict__[former])
-        elif name in cls.__dict__:
-            setattr(cls, former, cls.__dict__[name])  # for `super().former(...)`
 
 
 def current_path(path: str, *, warns: bool = True) -> str:
@@ -107,29 +92,6 @@ def current_record(value: Any, names: Mapping[str, str] = RECORDS) -> Any:
     if isinstance(value, list):
         return [current_record(item, names) for item in value]
     return names.get(value, value) if isinstance(value, str) else value
-
-
-def current_name(name: str) -> str:
-    """A name that is given by hand, such as a direction's; of a former one there is a warning."""
-    if name not in RECORDS:
-        return name
-    warn(name, RECORDS[name])
-    return RECORDS[name]
-
-
-def keyword_of(function: Callable[..., Any], former: str, name: str) -> str:
-    """The name under which a user's function takes an argument; of a former one there is a warning."""
-    if former not in inspect.signature(function).parameters:
-        return name
-    warn(former, name)
-    return former
-
-
-def import_under(former: str, package: str) -> None:
-    """Make the modules of a package those of its former name, too."""
-    warn(former, package, stacklevel=4)
-    for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-        sys.modules[former + found.name.removeprefix(package)] = importlib.import_module(found.name)
 
 
 def _holds(tree: Any, path: str) -> bool:

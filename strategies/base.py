@@ -23,7 +23,6 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from pydantic import Field
 from torch import nn
 
-from fedsign import former_names
 from fedsign.errors import ConfigError, RoundError
 from fedsign.federation.aggregation import Aggregate as Aggregate  # re-exported for custom strategies
 from fedsign.federation.aggregation import Aggregator, Weigh, weighted_mean
@@ -36,7 +35,6 @@ from strategies.server_optim.base import ServerOptimizer
 Weighting = Literal["uniform", "examples"]
 Weights = tuple[Annotated[float, Field(gt=0)], ...]
 SEED_KEY, COHORT_KEY = "seed", "cohort-size"
-_FORMER_MEMBERS = {"move": "server_update", "takes_target": "proposes_update"}
 
 _log = logging.getLogger("fedsign")
 
@@ -52,10 +50,6 @@ class Strategy(FlowerStrategy):
     search_space: ClassVar[Mapping[str, str] | None] = None  # for the strategy's own settings
     special_case: ClassVar[Mapping[str, Mapping[str, float]] | None] = None
     roles: Mapping[str, Role] = {}  # of the model's tensors; set by `simulations.rounds`, else empty
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        former_names.rename_members(cls, _FORMER_MEMBERS)
 
     def __init__(self, *, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         self.weighting = weighting
@@ -271,9 +265,6 @@ class Strategy(FlowerStrategy):
     def summary(self) -> None:
         """Log one line about the strategy."""
         _log.debug("%s, %s weights", type(self).__name__, self.weighting)
-
-
-former_names.rename_members(Strategy, _FORMER_MEMBERS)  # `super().move(...)` of a direct subclass
 
 
 def _weights_in(weights: Mapping[int, float], reply: Reply) -> list[float]:

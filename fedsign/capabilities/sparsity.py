@@ -5,7 +5,6 @@ from fedsign.capability import Capability, Kind
 CAPABILITY = Capability(
     purpose="sparse models, changing masks, and scaling with width and density (SμPar)",
     modules=(
-        "fedsign.parameterisation",  # the former name
         "fedsign.parameterization",
         "simulations.sparsity",
     ),

@@ -25,7 +25,6 @@ from fedsign.comparison.report import render_card
 from fedsign.comparison.summary import Cell, CellResult, Plan, Summary
 from fedsign.comparison.tables import to_frame
 from fedsign.errors import FedSignError, ResultsError, ResumeError
-from fedsign.former_names import warn
 from fedsign.storage.digests import sealed_json
 from fedsign.storage.disk import exclusive, write_text
 from fedsign.storage.results import RunFolder, read_json
@@ -167,11 +166,6 @@ class Comparison:
                 value or 0.0 for record in run.timings() for key, value in record.items() if key.endswith("_s")
             ),
         )
-
-    def played(self, cell: Cell) -> CellResult:
-        """The former name of `result_of`."""
-        warn("Comparison.played", "Comparison.result_of")
-        return self.result_of(cell)
 
 
 def verify(folder: Path) -> Iterator[tuple[Path, str]]:

@@ -11,7 +11,6 @@ document's first token, and learns where documents end.  In most tokenizers they
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +22,6 @@ from fedsign.data.items import features_of as features_of
 from fedsign.data.normalize import IDENTITY, Normalization, Preset, measured
 from fedsign.data.target import Target, described
 from fedsign.errors import DataError
-from fedsign.former_names import warn
 from fedsign.seeding import Purpose, global_stream
 from fedsign.storage.checkpoints import tensors_digest
 from fedsign.storage.digests import digest_of
@@ -218,26 +216,6 @@ class Frame:
     remedy: str = "say it, such as --set 'partition.input_shape=[1, 28, 28]'"
 
 
-def _takes_former_names(**names: str) -> Callable[[_Class], _Class]:
-    """Class decorator: accept old keyword names (old=new) for one release, with a warning."""
-
-    def decorated(cls: _Class) -> _Class:
-        init: Callable[..., None] = vars(cls)["__init__"]
-
-        @wraps(init)
-        def renaming(self: object, **given: Any) -> None:
-            for former in names.keys() & given.keys():
-                warn(f"{former}= of {cls.__name__}", f"{names[former]}=")
-                given[names[former]] = given.pop(former)
-            init(self, **given)
-
-        setattr(cls, "__init__", renaming)  # noqa: B010 - mypy refuses to assign to __init__
-        return cls
-
-    return decorated
-
-
-@_takes_former_names(normalisation="normalization", standardised="standardized")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
     """Training samples, to be partitioned, and the server's test samples.

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 from fedsign.config import ExperimentConfig
 from fedsign.extras import require
-from fedsign.former_names import keyword_of
 from fedsign.storage import results
 from fedsign.storage.results import Record, RunFolder, read_json
 from simulations.callbacks.base import Callback
@@ -125,8 +124,7 @@ class Tracker(Callback):
             state = _read_state(self.folder).get(self.name)
             earlier = Earlier(**state) if state else None
             last_recorded = self._unsent[-1]["round"] if self._unsent else 0
-            key = keyword_of(self.begin, "last_played", "last_recorded")
-            self._id, self.last_sent = self.begin(earlier, **{key: last_recorded})
+            self._id, self.last_sent = self.begin(earlier, last_recorded=last_recorded)
             self._last_ended = earlier.last_ended if earlier else 0
             self._is_open = True
             self._remember()

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedsign.errors import ConfigError, nearest
-from fedsign.former_names import current_name
 from fedsign.landscape.directions import (
     NOISES,
     SPECIAL,
@@ -149,7 +148,7 @@ def valley(
         FedSignError: the model lacks what was requested, or the directions of a surface span no plane.
     """
     options = _Options(
-        directions=tuple(map(current_name, (directions,) if isinstance(directions, str) else directions)),
+        directions=(directions,) if isinstance(directions, str) else tuple(directions),
         draws=draws,
         scales=scales,
         scaling=scaling,

@@ -1,25 +1,18 @@
 """Every name that was changed works under its former name, with one sentence that says the new one."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from fedsign import former_names
 from fedsign.config import from_dict, load, merged
 from fedsign.errors import ConfigError
-from fedsign.federation.aggregation import Aggregate
-from fedsign.records import Role, Tensors
 from simulations import load_run, run
 from simulations.jobs import digest_of
-from strategies.base import Strategy
-from strategies.feddyn import FedDyn
 
 KEYS = [
     pytest.param(
@@ -95,52 +88,6 @@ def test_a_run_that_was_stored_under_the_former_names_is_read_and_resumed_withou
         run({"data": {"normalise": "none"}}, resume=done.path)
 
 
-MODULES = [
-    ("fedsign.data.normalise", "fedsign.data.normalize", "Normalization"),
-    pytest.param(
-        "fedsign.parameterisation.roles",
-        "fedsign.parameterization.roles",
-        "ModelRoles",
-        marks=pytest.mark.needs("sparsity"),
-    ),
-    pytest.param(
-        "fedsign.parameterisation.sparsity.base",
-        "fedsign.parameterization.sparsity.base",
-        "MaskRule",
-        marks=pytest.mark.needs("sparsity"),
-    ),
-    pytest.param(
-        "simulations.comparison.play",
-        "simulations.comparison.execution",
-        "compare",
-        marks=pytest.mark.needs("comparison"),
-    ),
-    pytest.param(
-        "simulations.ablation.play", "simulations.ablation.execution", "ablate", marks=pytest.mark.needs("ablation")
-    ),
-]
-
-
-@pytest.mark.parametrize(("former", "today", "name"), MODULES)
-def test_a_former_module_is_imported_with_a_warning(former: str, today: str, name: str) -> None:
-    for each in [each for each in sys.modules if each.startswith(("fedsign.parameterisation", former))]:
-        del sys.modules[each]
-    with pytest.warns(FutureWarning, match=r"is now (fedsign|simulations)\."):
-        found = importlib.import_module(former)
-    assert getattr(found, name) is getattr(importlib.import_module(today), name)
-
-
-def test_the_analyses_have_their_former_name_too() -> None:
-    import fedsign
-
-    sys.modules.pop("fedsign.analyse", None)
-    vars(fedsign).pop("analyse", None)
-    with pytest.warns(FutureWarning, match=r"^fedsign\.analyse is now fedsign\.analyze; "):
-        assert fedsign.analyse is fedsign.analyze
-    with pytest.warns(FutureWarning, match=r"^fedsign\.analyze\.Found is now fedsign\.analyze\.Analysis; "):
-        assert getattr(fedsign.analyze, "Found") is fedsign.analyze.Analysis  # noqa: B009
-
-
 @pytest.mark.needs("sparsity")
 def test_a_former_command_is_taken_with_a_warning() -> None:
     from simulations.cli import app
@@ -150,36 +97,6 @@ def test_a_former_command_is_taken_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match="^fedsign analyse is now fedsign analyze; "):
         former = CliRunner().invoke(app, ["analyse", "parameterisation", *arguments], catch_exceptions=False)
     assert former.stdout == said.stdout and json.loads(said.stdout)
-
-
-@pytest.mark.needs("comparison")
-def test_the_results_of_a_cell_have_their_former_name_too() -> None:
-    from fedsign.comparison.folder import load_comparison
-
-    done = load_comparison(Path(__file__).parents[1] / "fixtures" / "a987b81" / "comparison")
-    cell = done.plan.cells[0]
-    with pytest.warns(FutureWarning, match=r"^Comparison\.played is now Comparison\.result_of; "):
-        assert done.played(cell) == done.result_of(cell)
-
-
-@pytest.mark.needs("tracking")
-def test_a_tracker_may_take_its_last_round_under_the_former_name(tiny: dict[str, Any]) -> None:
-    from simulations.callbacks.tracking import Earlier, Tracker
-
-    class Old(Tracker):
-        name, label, begun = "old", "Old", list[int]()
-
-        def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:  # type: ignore[override]
-            self.begun.append(last_played)
-            return "page 1", 0
-
-        def log(self, round: int, numbers: Any) -> None: ...
-
-        def end(self, outcome: Any, final: Any) -> None: ...
-
-    with pytest.warns(FutureWarning, match="^last_played is now last_recorded; "):
-        run(tiny, callbacks=[Old()])
-    assert Old.begun == [0]
 
 
 def test_an_analysis_that_was_stored_under_the_former_names_is_read(tmp_path: Path) -> None:
@@ -199,28 +116,3 @@ def test_an_analysis_that_was_stored_under_the_former_names_is_read(tmp_path: Pa
     found = read_analysis(tmp_path / "valley.json")
     assert found.facts == {"center": {"loss": 0.5}, "own_center": {"loss": 0.4}}
     assert found.summary == [{"direction": "sgp_centered", "center": 0.5}] and list(found.arrays) == ["center"]
-
-
-@pytest.mark.parametrize(("base", "expected"), [(Strategy, 0.5), (FedDyn, 0.75)])
-def test_a_strategy_with_a_former_method_works_with_a_warning(base: type[Strategy], expected: float) -> None:
-    """Half of the mean, 1; and half of FedDyn's mean + 1/2 (mean - served) with one of two clients and h = 0."""
-    warning = r"^Halved\.move is now server_update; the former name will be removed in 0\.3$"
-    with pytest.warns(FutureWarning, match=warning) as caught:
-
-        class Halved(base):  # type: ignore[misc, valid-type]
-            def move(self, round: Aggregate) -> Tensors:
-                return {name: tensor / 2 for name, tensor in super().move(round).items()}
-
-    assert caught[0].filename == __file__
-    aggregate = Aggregate(
-        round=1,
-        served={"a": torch.zeros(2)},
-        mean={"a": torch.ones(2)},
-        extra={},
-        roles={"a": Role.PARAMETER},
-        num_replies=1,
-        num_clients=2,
-        num_sent={"a": 1},
-        weight_sent={"a": 1.0},
-    )
-    assert Halved().server_update(aggregate)["a"].tolist() == [expected] * 2

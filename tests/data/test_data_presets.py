@@ -235,15 +235,3 @@ validation_accuracy = validation_anything = validation_loss
 def test_other_presets_are_refused(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"data\.{key}="):
         from_dict({"data": {"name": "digits", key: value}})
-
-
-def test_former_names_are_taken_with_a_warning() -> None:
-    given = dataset(torch.tensor([[2.0], [4.0]]), classes=2)
-    with pytest.warns(FutureWarning, match="normalisation= of Dataset is now normalization="):
-        made = Dataset(
-            train=given.train,
-            test=given.test,
-            class_names=given.class_names,
-            normalisation=Normalization(shift=(1.0,), scale=(2.0,)),  # type: ignore[call-arg]
-        )
-    assert normalized(made, "default").train.features.tolist() == [[0.5], [1.5]]
