@@ -248,6 +248,4 @@ def _guarded(create_app: Any, *given: Any, **named: Any) -> Any:
 
 if __name__ == "__main__":
     # under its own name, by which Uvicorn imports the protocol
-    from fedsign.flower import door
-
-    door.main(sys.argv[1], sys.argv[2:])
+    import_module("fedsign.flower.door").main(sys.argv[1], sys.argv[2:])
