@@ -55,8 +55,9 @@ bench:  ## ours and the peers in turn, and docs/benchmarks.md from the results; 
 	python -m benchmarks --workloads $(strip $(WORKLOADS)) --competitors "$(COMPETITORS)" --repetitions $(REPETITIONS) --minutes $(MINUTES)
 	python -m benchmarks.docs
 
-pages:  ## docs/capabilities and the index of docs/README.md from the table of capabilities
+pages:  ## docs/capabilities and the index of docs/README.md from the table of capabilities, and the page of ports and files
 	python -m benchmarks.pages
+	python -m benchmarks.openings
 
 site:  ## the documentation as a site, in site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
