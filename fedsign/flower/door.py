@@ -18,9 +18,11 @@ import asyncio
 import ctypes
 import ipaddress
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -43,7 +45,7 @@ _DOOR: Final = "fedsign.door"
 HEALTH = "/health"
 HEAD_BYTES, HEAD_S = 2**16, 10.0  # of a request line and headers
 _LINGER_S = 1.0
-MAX_STRANGERS, MAX_OF_ADDRESS = 256, 32  # connections that are neither ours nor a site's
+MAX_STRANGERS, MAX_OF_ONE = 256, 32  # connections; a SuperNode has fewer than ten
 BLIND = (
     "this system does not tell which account holds a connection (/proc/net/tcp), so other accounts cannot be kept out"
 )
@@ -60,13 +62,22 @@ def tells_accounts() -> bool:
 def account_of(client: Address, server: Address) -> int | None:
     """The account of this machine that holds a connection's client end; None if another machine does, or nobody."""
     ends = [*zip(_listed(client), _listed(server), strict=True)]
-    for table in filter(Path.exists, _TABLES):  # a machine may be without IPv6
+    # a machine may be without IPv6, and the kernel takes milliseconds for a table, which does not list other machines'
+    for table in filter(Path.exists, _TABLES if _is_here(client[0]) else ()):
         with table.open(encoding="ascii") as lines:
             for line in lines:
                 fields = line.split()
                 if (fields[1], fields[2]) in ends and fields[9] != "0":
                     return int(fields[7])
     return None
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine's."""
+    with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind((host, 0))
+        return True
+    return False
 
 
 def _listed(address: Address) -> Iterator[str]:
@@ -83,10 +94,11 @@ def _listed(address: Address) -> Iterator[str]:
 class Door(HttpToolsProtocol):
     """Uvicorn's protocol, which notes whose connection it is, and gives up long or slow headers.
 
-    Of too many strangers' connections, the oldest end: whoever is admitted was so at once.
+    Of too many connections of strangers, of an address, or of a site, the oldest end.
     """
 
     _strangers: ClassVar[dict["Door", str]] = {}
+    _sites: ClassVar[dict["Door", str]] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Look up the account."""
@@ -94,15 +106,10 @@ class Door(HttpToolsProtocol):
         client, server = self.client, transport.get_extra_info("sockname")
         self._is_own = client is not None and _is_ours(client, server[:2])
         if client is not None and not self._is_own:
-            self._strangers[self] = client[0]
-            of_address = [door for door, address in self._strangers.items() if address == client[0]]
-            for crowd, most in ((of_address, MAX_OF_ADDRESS), ([*self._strangers], MAX_STRANGERS)):
-                if len(crowd) > most:
-                    crowd[0].transport.abort()
-                    self._strangers.pop(crowd[0], None)
+            self._join(self._strangers, client[0])
         self._num_bytes = 0
         self._limit: asyncio.TimerHandle | None = None
-        self._await_head()
+        self._end_after(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
         """Count the bytes until the headers have ended."""
@@ -117,7 +124,7 @@ class Door(HttpToolsProtocol):
         super().on_message_begin()
         entries: Any = self.scope
         entries |= {OWN: self._is_own, _DOOR: self}
-        self._await_head()
+        self._end_after(HEAD_S)
 
     def on_headers_complete(self) -> None:
         """The request may take its time from here on."""
@@ -125,23 +132,40 @@ class Door(HttpToolsProtocol):
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the limit."""
+        """Forget the limit, and the requests."""
         self._end_wait()
-        self.admit()
+        self._leave()
         super().connection_lost(exc)
+        # they refer to this object: the buffers of TLS would wait for the garbage collector
+        self.scope = self.cycle = None  # type: ignore[assignment]
+        self.pipeline.clear()
 
-    def admit(self) -> None:
+    def admit(self, site: str) -> None:
         """The connection is a site's, and no stranger's any more."""
-        self._strangers.pop(self, None)
+        if self not in self._sites:
+            self._leave()
+            self._join(self._sites, site or str(self.client))  # without keys, no connection is known to be another's
 
     def end(self) -> None:
         """End once the answer has had time to arrive; a regular end would read on."""
         self.transport.pause_reading()
-        self.loop.call_later(_LINGER_S, self.transport.abort)
+        self._end_after(_LINGER_S)
 
-    def _await_head(self) -> None:
+    def _join(self, crowd: dict["Door", str], who: str) -> None:
+        crowd[self] = who
+        of_one = [door for door, other in crowd.items() if other == who]
+        for doors, most in ((of_one, MAX_OF_ONE), ([*self._strangers], MAX_STRANGERS)):
+            if len(doors) > most:
+                doors[0].transport.abort()
+                doors[0]._leave()
+
+    def _leave(self) -> None:
+        self._strangers.pop(self, None)
+        self._sites.pop(self, None)
+
+    def _end_after(self, seconds: float) -> None:
         self._end_wait()
-        self._num_bytes, self._limit = 0, self.loop.call_later(HEAD_S, self.transport.abort)
+        self._num_bytes, self._limit = 0, self.loop.call_later(seconds, self.transport.abort)
 
     def _end_wait(self) -> None:
         if self._limit is not None:
@@ -183,9 +207,9 @@ def hide() -> None:
         raise OSError("this process cannot be hidden: prctl(PR_SET_DUMPABLE) failed")
 
 
-def admit(scope: Scope) -> None:
+def admit(scope: Scope, site: str) -> None:
     """Let the connection of a request stay: it is a site's."""
-    scope[_DOOR].admit()
+    scope[_DOOR].admit(site)
 
 
 def end(scope: Scope) -> None:

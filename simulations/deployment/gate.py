@@ -16,6 +16,7 @@ and registers the federation's sites once it answers.
 """
 
 import asyncio
+import gc
 import hashlib
 import os
 import sys
@@ -61,6 +62,7 @@ _BODY_S = 60.0  # between two parts of a body
 _SMALL, _MAX_LARGE = 2**16, 2  # of a site at a time: as many as its SuperNode sends
 _MARGIN, _MODELS = 2**26, 8  # bytes and models that a site may upload for one message; SCAFFOLD replies with two
 _LOOK_S = 5.0
+_COLLECT_BYTES = 2**26
 _POLL_S = 0.2
 
 
@@ -70,6 +72,7 @@ class Gate:
     def __init__(self, app: ASGIApp, is_open: threading.Event, admission: Admission) -> None:
         self.app, self.is_open, self.admission = app, is_open, admission
         self._uploads = Uploads(admission.federation)
+        self._num_read = 0
         self._large: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_MAX_LARGE))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +103,7 @@ class Gate:
         if scope["path"] == _REGISTER and not self.admission.federation.insecure:
             raise RefusedError(403, _REFUSAL)
         site, digest = self.admission.digest_of(scope)
-        door.admit(scope)
+        door.admit(scope, site)
         length = _length(scope)
         is_large = length is None or length > _SMALL
         turn: AbstractAsyncContextManager[Any] = self._large[site] if is_large and site else nullcontext()
@@ -113,7 +116,11 @@ class Gate:
                 raise
             if body is not None:
                 send = self._uploads.watched(site, send) if scope["path"] == _PULL else send
+                self._num_read += len(body)
                 await self.app(scope, _replayed(body, receive), send)
+        if self._num_read > _COLLECT_BYTES:  # Flower's errors hold their requests until the next collection
+            self._num_read = 0
+            gc.collect()
 
     async def _body(
         self, site: str, length: int | None, digest: str | None, scope: Scope, receive: Receive
@@ -247,6 +254,7 @@ def _register_when_up(federation: Federation, is_open: threading.Event) -> None:
         message = error if isinstance(error, FedSignError) else f"{type(error).__name__}: {error}"
         print(f"fedsign: the sites could not be registered: {message}", file=sys.stderr, flush=True)
         os._exit(1)  # sys.exit would end this thread only
+    gc.freeze()  # what was imported: later collections are short
     is_open.set()
 
 

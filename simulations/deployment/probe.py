@@ -21,7 +21,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from fedsign.errors import EngineError
 from fedsign.flower.signatures import REFUSAL_HEADER, UNKNOWN, SignedRequests, skewed
 from simulations.deployment.federation import with_port
-from simulations.deployment.keys import load_private
+from simulations.deployment.keys import ends_at, load_private
 from simulations.deployment.startup_kits import AUTHORITY_FILE, StartupKit
 
 _NOT_YET_VALID, _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 62, 64  # X509_V_ERR_... of OpenSSL
@@ -45,6 +45,7 @@ _FOREIGN = (
     "the certificate of {host} is not signed by this federation's CA ({why}); it is another server, or the "
     "federation was made anew: ask for a new kit."
 )
+_OLD_KIT = "the CA of this kit, {ca}, has expired: no server can be trusted by it; ask for a new kit."
 _TIMEOUT_S = 10.0
 HEARTBEAT_S = HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
 
@@ -89,9 +90,10 @@ def probe_server(host: str, port: int, *, authority: Path | None) -> ServerInfo:
         ahead_s = _ahead_s(connection)
     except ssl.SSLCertVerificationError as error:
         clock = skewed(_seen_by_anyone(host, port)) if error.verify_code in (_NOT_YET_VALID, _EXPIRED) else ""
-        sentence = clock or _UNTRUSTED.get(error.verify_code, _FOREIGN)
+        is_old = authority is not None and ends_at(authority) < dt.datetime.now(dt.UTC)
+        sentence = clock or (_OLD_KIT if is_old else _UNTRUSTED.get(error.verify_code, _FOREIGN))
         end = _shown_end(host, port) if error.verify_code == _EXPIRED else ""
-        raise ServerError(sentence.format(host=host, why=error.verify_message, end=end)) from error
+        raise ServerError(sentence.format(host=host, why=error.verify_message, end=end, ca=authority)) from error
     except ssl.SSLError as error:
         raise ServerError(
             f"what answers at {host}, port {port}, does not speak TLS ({error.reason}); is it another program, or a "

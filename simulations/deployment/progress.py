@@ -6,14 +6,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsign.errors import FedSignError
-from fedsign.flower.pulling import Requests
 from fedsign.storage import digests
 from fedsign.storage.disk import is_held, replace_file
 from fedsign.storage.results import RunFolder, read_json
 from simulations.deployment.federation import Federation
+
+if TYPE_CHECKING:
+    from fedsign.flower.pulling import Requests
 
 _EVERY_S = 0.5  # seconds between writes during a round; its end is written at once
 _log = logging.getLogger("fedsign")
@@ -24,6 +26,8 @@ class Progress:
 
     def __init__(self, federation: Federation, name: str, run: Path, *, num_rounds: int, model_bytes: int = 0) -> None:
         """`name` identifies the run across resumes."""
+        from fedsign.flower.pulling import Requests  # and torch, which the SuperLink does without
+
         self._file = _folder(federation) / f"{name}.json"
         self._facts: dict[str, Any] = {
             "run": str(run.resolve()),
@@ -36,7 +40,7 @@ class Progress:
         self._since = self._written_at = time.time()
         self._write([])
 
-    def __call__(self, requests: Requests, waiting: Sequence[int]) -> None:
+    def __call__(self, requests: "Requests", waiting: Sequence[int]) -> None:
         """Write the progress, at most once per interval."""
         now = time.time()
         if requests is not self._requests:

@@ -284,9 +284,9 @@ class Everyone:
 class Mat:
     """A door that stays open."""
 
-    def admit(self) -> None: ...
+    def admit(self, site: str) -> None: ...
 
-    end = admit
+    def end(self) -> None: ...
 
 
 def asked(app: Any, parts: list[bytes], headers: dict[str, str], **given: Any) -> Callable[[], Any]:
@@ -387,7 +387,7 @@ def test_a_site_uploads_a_few_models_for_each_message(tmp_path: Path) -> None:
             assert uploads.may_add("a", most)
 
 
-def test_of_many_strangers_the_oldest_go(
+def test_of_many_connections_of_strangers_or_a_site_the_oldest_go(
     sites: Callable[..., Site], served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door, "account_of", lambda client, server: None)  # as of another machine's connections
@@ -395,7 +395,7 @@ def test_of_many_strangers_the_oldest_go(
     node_id = site.join()
     trust = ssl.create_default_context(cafile=str(served.federation.authority))
     idle = []
-    for _ in range(door.MAX_OF_ADDRESS + 5):
+    for _ in range(door.MAX_OF_ONE + 5):
         raw = socket.create_connection((HOST, served.federation.port), 10)
         idle.append(trust.wrap_socket(raw, server_hostname=HOST))
     site.pull(node_id)
@@ -406,4 +406,7 @@ def test_of_many_strangers_the_oldest_go(
         connection.close()
     with httpx.Client(verify=trust, trust_env=False) as client:
         assert client.get(f"https://{HOST}:{served.federation.port}/health").status_code == 200
+    for _ in range(door.MAX_OF_ONE + 5):
+        sites(served).pull(node_id)
+    assert [*door.Door._sites.values()].count("a") == door.MAX_OF_ONE
     site.leave(node_id)

@@ -1,26 +1,32 @@
 """A federation of four machines in a network of their own: cables are pulled, machines killed, a site revoked."""
 
-import json
-import os
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from fedsign.config import from_dict
 from fedsign.storage.results import RunFolder
+from tests.deployment.machines import (
+    FEDSIGN,
+    Kept,
+    Machines,
+    as_options,
+    environment,
+    flat,
+    is_fit,
+    lines,
+    machines_of,
+    provision,
+    stop,
+)
 from tests.deployment.test_members import assert_same, missing
-from tests.e2e.namespaces import Network, network, why_not
 from tests.e2e.test_engines import wait_until
 
 SITES = ("berlin", "hamburg", "leipzig")
@@ -65,49 +71,10 @@ EXPERIMENT = {
 }
 
 
-@dataclass
-class Machines:
-    """The network, and a folder for each machine that the others do not look into."""
-
-    network: Network
-    folder: Path
-
-    def disk(self, host: str) -> Path:
-        return self.folder / host
-
-    def start(self, host: str, *command: str) -> "subprocess.Popen[bytes]":
-        """A command on a machine, whose output goes to its own log."""
-        with (self.disk(host) / "log").open("ab") as log:
-            return subprocess.Popen(
-                self.network.inside(host, command),
-                cwd=self.disk(host),
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def call(self, host: str, *command: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            self.network.inside(host, command),
-            cwd=self.disk(host),
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-
-
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with network("server", *SITES) as made:
-        for host in ("server", *SITES):
-            (tmp_path / host).mkdir()
-        yield Machines(made, tmp_path)
+    with machines_of(tmp_path, "server", *SITES) as made:
+        yield made
 
 
 @pytest.mark.engines
@@ -117,7 +84,7 @@ def test_whoever_is_unplugged_killed_or_revoked_the_run_is_the_one_without_those
     """From empty machines, in the steps of docs/how-to/deploy.md; leipzig is unplugged at six seeded moments."""
     rng = np.random.default_rng(18)
     moments = [*rng.permutation(MOMENTS)]
-    provision(machines)
+    provision(machines, *SITES, makes_key="leipzig")
     machines.network.slow_down("leipzig", "2mbit")
     (machines.disk("server") / "gated.py").write_text(GATED, encoding="utf-8")
     stack = ExitStack()
@@ -166,25 +133,6 @@ def test_whoever_is_unplugged_killed_or_revoked_the_run_is_the_one_without_those
     assert len([round for round, clients in found.items() if SITES.index("berlin") in clients]) < 4
     other = missing(from_dict({**EXPERIMENT, "rounds": gated.num_rounds}), machines.folder, found)
     assert_same(gated.folder, other)
-
-
-class Kept:
-    """A program of a machine, which is ended at the end."""
-
-    def __init__(self, machines: "Machines", host: str, command: str, stack: ExitStack) -> None:
-        self._machines, self._host, self._command = machines, host, command
-        self.start()
-        stack.callback(self.kill)
-
-    def start(self) -> None:
-        self._process = self._machines.start(self._host, self._command)
-
-    def kill(self) -> None:
-        """As a power cut does."""
-        for process in (*psutil.Process(self._process.pid).children(recursive=True), self._process):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._process.wait()
 
 
 class GatedRun:
@@ -308,49 +256,6 @@ class GatedRun:
             before, now = now, self._machines.network.carried("leipzig")
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Its leaves by dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
-
-
-def as_options(values: Mapping[str, Any]) -> Iterator[str]:
-    """`--set key=value` for each."""
-    for key, value in values.items():
-        yield from ("--set", f"{key}={value}")
-
-
-FEDSIGN = (sys.executable, "-m", "simulations.cli")
-
-
-def environment() -> dict[str, str]:
-    """Where the start scripts find FedSign."""
-    return {**os.environ, "FEDSIGN": str(Path(sys.executable).parent / "fedsign")}
-
-
-def provision(machines: Machines) -> None:
-    """The server makes the federation; leipzig makes its own key and sends its public half."""
-    assert machines.call("leipzig", *FEDSIGN, "deploy", "key", "leipzig").returncode == 0
-    shutil.copy(machines.disk("leipzig") / "leipzig.pub", machines.disk("server"))
-    sites = ["--site", "berlin", "--site", "hamburg", "--site", "leipzig=leipzig.pub"]
-    host = ["--host", machines.network.hosts["server"]]
-    done = machines.call("server", *FEDSIGN, "deploy", "init", *host, *sites)
-    assert done.returncode == 0, done.stderr
-    for site in SITES:
-        archive = machines.disk("server") / "federation" / "kits" / f"{site}.tar.gz"
-        shutil.unpack_archive(archive, machines.disk(site))
-    (machines.disk("leipzig") / "leipzig.key").rename(machines.disk("leipzig") / "leipzig" / "key")
-
-
-def is_fit(machines: Machines, site: str) -> bool:
-    """What `fedsign deploy check` says at a site, once the server is there."""
-    done = machines.call(site, *FEDSIGN, "deploy", "check", site)
-    assert "broken" not in done.stdout or "server" in done.stdout
-    return done.returncode == 0
-
-
 def refuse_what_only_the_server_may(machines: Machines) -> None:
     """A site reaches the part of the server that SuperNodes need, and no other."""
     program = (
@@ -365,23 +270,3 @@ def refuse_what_only_the_server_may(machines: Machines) -> None:
     address = f"https://{machines.network.hosts['server']}:8000/"
     done = machines.call("berlin", sys.executable, "-c", program, address)
     assert done.stdout.splitlines() == ["health 200", "docs 403", "v1/control/list-runs 403", "v1/runtime/get-run 403"]
-
-
-def stop(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def lines(machines: Machines) -> list[dict[str, Any]]:
-    """Of rounds.jsonl, so far."""
-    for path in machines.disk("server").glob("runs/*/*/rounds.jsonl"):
-        return [
-            json.loads(line)
-            for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
-            if line.endswith("\n")
-        ]
-    return []

@@ -15,7 +15,7 @@ if "door.py" in _command or "simulations.deployment.gate" in _command:
     opened: Any = door
     opened.install = lambda: None
     opened.is_own = lambda scope: True
-    opened.admit = opened.end = lambda scope: None
+    opened.admit = opened.end = lambda *given: None
     opened.SignedRequests = NodeAuthHttpInterceptor
 if "simulations.deployment.gate" in _command:
     from simulations.deployment.admission import Admission
