@@ -1,17 +1,21 @@
 """SIGTERM and SIGHUP, which batch systems, service managers, and closed terminals send before they kill.
 
 A command ends as by Ctrl-C, with exit code 128 plus the signal's number.  A run finishes its round first, for
-`PATIENCE_S` at the most, and leaves a checkpoint of it.  A second signal ends at once.
+`PATIENCE_S` at the most, and leaves a checkpoint of it.  A second signal ends at once, unless it comes with the first:
+a shell passes on the SIGHUP that the kernel sends as well.
 """
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 PATIENCE_S = 20.0  # less than the 30 s of Slurm and Kubernetes
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_TOGETHER_S = 0.5
 _received: list[signal.Signals] = []
+_received_at: list[float] = []
 _rounds: list[bool] = []  # an entry for each round loop that runs
 
 
@@ -56,9 +60,13 @@ def whole_rounds() -> Iterator[None]:
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
+    if _received:
+        if time.monotonic() - _received_at[0] > _TOGETHER_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        return
     _received.append(signal.Signals(number))
-    for each in _SIGNALS:
-        signal.signal(each, signal.SIG_DFL)
+    _received_at.append(time.monotonic())
     if not _rounds:
         raise Ended
     signal.signal(signal.SIGALRM, _lose_patience)

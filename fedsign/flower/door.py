@@ -18,6 +18,7 @@ import asyncio
 import ctypes
 import ipaddress
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -45,6 +46,7 @@ _DOOR: Final = "fedsign.door"
 HEALTH = "/health"
 HEAD_BYTES, HEAD_S = 2**16, 10.0  # of a request line and headers
 _LINGER_S = 1.0
+_MAX_WAITING = 2  # requests of a connection; one comes before the last bytes of an answer, which may be none
 MAX_STRANGERS, MAX_OF_ONE = 256, 32  # connections; a SuperNode has fewer than ten
 BLIND = (
     "this system does not tell which account holds a connection (/proc/net/tcp), so other accounts cannot be kept out"
@@ -120,7 +122,10 @@ class Door(HttpToolsProtocol):
                 self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """A request begins, maybe after others."""
+        """A request begins, maybe after others; those that do not wait for answers would be kept in memory."""
+        if len(self.pipeline) >= _MAX_WAITING:
+            self.transport.abort()
+            raise ValueError("requests came before the answers to the last ones")
         super().on_message_begin()
         entries: Any = self.scope
         entries |= {OWN: self._is_own, _DOOR: self}
@@ -217,8 +222,19 @@ def end(scope: Scope) -> None:
     scope[_DOOR].end()
 
 
+def hurry() -> None:
+    """Let the servers that this event loop starts give up TLS handshakes as they do headers."""
+    loop: Any = asyncio.get_running_loop()
+    create = loop.create_server
+    loop.create_server = lambda *given, **named: create(
+        *given, **named, **({"ssl_handshake_timeout": HEAD_S} if named.get("ssl") else {})
+    )
+
+
 def install() -> None:
-    """Let Uvicorn's servers in this process know whose connections they serve."""
+    """Let Uvicorn's servers in this process know whose connections they serve, and hold as many as the system lets."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     uvicorn_config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{Door.__name__}"
 
 

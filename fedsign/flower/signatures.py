@@ -52,7 +52,7 @@ class SignedRequests(NodeAuthHttpInterceptor):
 
 def signed_text(method: str, path: str, time: str, digest: str, nonce: str) -> bytes:
     """The text that a site signs."""
-    return "\n".join((method, path, time, digest, nonce)).encode("ascii")
+    return "\n".join((method, path, time, digest, nonce)).encode()
 
 
 def skewed(ahead_s: float) -> str:

@@ -29,8 +29,8 @@ def remarks(federation: Federation) -> Iterator[str]:
     for account, names in of_account.items():
         if "the server" in names and secret.exists() and account in (0, secret.stat().st_uid):
             yield (
-                f"runs execute code as {name_of(account)}, who can read {secret}: give it to root, and start the "
-                "SuperLink by its systemd unit, or with 'deploy start --key-stdin'"
+                f"runs execute code as {name_of(account)}, who can read {secret}: move it to a folder of root's, and "
+                "start the SuperLink under an account of its own, by its systemd unit or 'deploy start --key-stdin'"
             )
         if len(names) > 1:
             yield f"{', '.join(names)} run as {name_of(account)}, who reads each one's files: give each its own account"

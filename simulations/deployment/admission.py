@@ -16,28 +16,19 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from fedsign.errors import FedSignError
-from fedsign.flower.signatures import (
-    AHEAD_S,
-    BEHIND_S,
-    DIGEST_HEADER,
-    NONCE_HEADER,
-    SIGNATURE_HEADER,
-    UNKNOWN,
-    signed_text,
-    skewed,
-)
+from fedsign.flower import signatures
 from simulations.deployment.federation import FILE, Federation, open_federation
 from simulations.deployment.membership import in_pem
 from simulations.deployment.refusals import STRANGERS, Refusals
 
 _UNSIGNED = (
-    "The request itself is not signed, as by a plain flower-supernode; start the site with 'fedsign deploy start' or "
-    "'python -m clients.site', or let it in with 'fedsign deploy init --plain-supernodes'."
+    "Only the time of the request is signed, as by flower-supernode or an older FedSign: update the site and start it "
+    "with 'fedsign deploy start' or 'python -m clients.site', or allow it with 'deploy init --plain-supernodes'."
 )
 _FORGED = "The signature is not that of the site's key."
-_TWICE = "The request was sent before."
+_TWICE = "This request was already received."
 _STARTING = "The request was signed before this server started; try again."
-_MAX_INSTANCES = 16
+_MAX_INSTANCES, _MAX_NONCE = 16, 64
 
 
 class RefusedError(Exception):
@@ -46,6 +37,10 @@ class RefusedError(Exception):
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
+
+
+class ForgedError(RefusedError):
+    """A request has a site's key, but not its signature."""
 
 
 @dataclass(slots=True)
@@ -82,9 +77,12 @@ class Admission:
         caller = self._callers.get(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""))
         if caller is None:
             self._refusals.count(STRANGERS, f"requests without the key of an active site, from {address}")
-            raise RefusedError(401, UNKNOWN)
+            raise RefusedError(401, signatures.UNKNOWN)
         try:
             return caller.name, self._signed_digest(caller, headers, scope, address)
+        except ForgedError as refusal:
+            self._refusals.count(STRANGERS, f"requests with the key of {caller.name}, from {address}: {refusal}")
+            raise
         except RefusedError as refusal:
             self.count(caller.name, address, refusal)
             raise
@@ -95,17 +93,21 @@ class Admission:
             self._refusals.count(site or STRANGERS, f"requests from {address}: {refusal}")
 
     def _signed_digest(self, caller: _Caller, headers: Headers, scope: Scope, address: str) -> str | None:
-        signed_at = self._time_of(headers)
-        digest, nonce = headers.get(DIGEST_HEADER), headers.get(NONCE_HEADER, "")
+        digest, nonce, sent_at = (
+            headers.get(signatures.DIGEST_HEADER),
+            headers.get(signatures.NONCE_HEADER, ""),
+            headers.get(TIMESTAMP_HEADER, ""),
+        )
         if is_plain := self.federation.plain_supernodes and digest is None:
-            text, signature = headers[TIMESTAMP_HEADER].encode("ascii"), headers.get(FLEET_HTTP_SIGNATURE_HEADER, "")
+            text, signature = sent_at.encode(), headers.get(FLEET_HTTP_SIGNATURE_HEADER, "")
         else:
-            signature = headers.get(SIGNATURE_HEADER, "")
-            if digest is None or not nonce:
-                raise RefusedError(401, _UNSIGNED)
-            text = signed_text(scope["method"], scope["path"], headers[TIMESTAMP_HEADER], digest, nonce)
+            signature = headers.get(signatures.SIGNATURE_HEADER, "")
+            if digest is None or not 0 < len(nonce) <= _MAX_NONCE:
+                raise ForgedError(401, _UNSIGNED)
+            text = signatures.signed_text(scope["method"], scope["path"], sent_at, digest, nonce)
         if not _is_signed(caller.key, text, signature):
-            raise RefusedError(401, _FORGED)
+            raise ForgedError(401, _FORGED)
+        signed_at = self._time_of(sent_at)
         if signed_at < self._began_at:  # whose nonces are forgotten
             raise RefusedError(503, _STARTING)
         if not is_plain:
@@ -113,19 +115,19 @@ class Admission:
         self._notice(caller, address if is_plain else nonce.partition("-")[0], address)
         return digest
 
-    def _time_of(self, headers: Headers) -> float:
+    def _time_of(self, sent_at: str) -> float:
         try:
-            signed_at = dt.datetime.fromisoformat(headers.get(TIMESTAMP_HEADER, "")).timestamp()
+            signed_at = dt.datetime.fromisoformat(sent_at).timestamp()
         except ValueError as error:
             raise RefusedError(401, _UNSIGNED) from error
-        if why := skewed(signed_at - self._clock()):
+        if why := signatures.skewed(signed_at - self._clock()):
             raise RefusedError(401, why)
         return signed_at
 
     def _take(self, caller: _Caller, nonce: str) -> None:
         """Take a nonce once, for as long as its time would be accepted."""
         now = self._clock()
-        while caller.nonces and next(iter(caller.nonces.values())) < now - AHEAD_S - BEHIND_S:
+        while caller.nonces and next(iter(caller.nonces.values())) < now - signatures.AHEAD_S - signatures.BEHIND_S:
             del caller.nonces[next(iter(caller.nonces))]
         if nonce in caller.nonces:
             raise RefusedError(401, _TWICE)

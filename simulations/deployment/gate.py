@@ -53,10 +53,12 @@ _OPEN_TO_SITES, _ACTIVATE, _REGISTER = "/v1/fleet/", "/v1/fleet/activate-node", 
 _PULL, _PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
 _REFUSAL = "Only SuperNodes are served; start runs and register sites on the server's machine, by its account."
 _NOT_YET = "The sites are being registered; try again."
-_LONG = f"A request has at most {MAX_BODY // 2**20} MiB; Flower's FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE must be smaller."
-_NO_BODY = "This request has no body."
+_LONG = (
+    f"A request may have at most {MAX_BODY // 2**20} MiB; Flower's FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE must be smaller."
+)
+_NO_BODY = "A body is not allowed here."
 _SLOW = "The rest of the request did not come."
-_MUCH = "A reply has at most eight times the bytes of the model, and 64 MiB."
+_MUCH = "A reply may have at most eight times the bytes of the model plus 64 MiB."
 _CHANGED = "The body is not the one that was signed."
 _BODY_S = 60.0  # between two parts of a body
 _SMALL, _MAX_LARGE = 2**16, 2  # of a site at a time: as many as its SuperNode sends
@@ -79,6 +81,7 @@ class Gate:
         """Pass a request on, or refuse it."""
         # the server's own start and stop events have no path and no client
         if scope["type"] == "lifespan":
+            door.hurry()
             await self.app(scope, receive, send)
             return
         try:
@@ -153,8 +156,12 @@ class Uploads:
     def watched(self, site: str, send: Send) -> Send:
         """`send` of an answer to a site that asks for messages; with one, it may reply again."""
 
+        status = 0
+
         async def watch(message: Message) -> None:
-            if message.get("body"):
+            nonlocal status
+            status = message.get("status", status)
+            if status == 200 and message.get("body"):
                 self._bytes[site] = 0
             await send(message)
 
@@ -242,6 +249,8 @@ def main() -> None:
     threading.Thread(target=_register_when_up, args=[federation, is_open], daemon=True).start()
     sys.argv = ["flower-superlink", *arguments]  # Flower's entry point parses sys.argv
     superlink: Any = flower_superlink
+    with open(os.devnull) as nothing:  # noqa: PTH123 - standard input may be the key, which no child needs
+        os.dup2(nothing.fileno(), 0)
     superlink()
 
 

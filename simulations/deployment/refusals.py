@@ -28,7 +28,7 @@ NOT_TAKEN = "replies to messages that were answered already, or have expired"
 STRANGERS = "a stranger"  # in place of a site, whose name has no spaces
 _OTHERS = "requests of other kinds"
 _FILE = "state/refused.json"
-_EVERY_S, _WRITE_S, _MAX_KINDS = 10.0, 0.5, 200
+_EVERY_S, _WRITE_S, _MAX_KINDS = 10.0, 0.5, 20
 _log = logging.getLogger("fedsign")
 
 
@@ -63,13 +63,14 @@ class Refusals:
         """Count a refusal; many of a kind are written together."""
         with self._lock:
             kind = (who, why)
-            if kind not in self._counts and len(self._counts) >= _MAX_KINDS:
-                kind = (STRANGERS, _OTHERS)
+            # of each, so that none hides another's
+            if kind not in self._counts and sum(other == who for other, _ in self._counts) >= _MAX_KINDS:
+                kind = (who, _OTHERS)
             self._counts[kind] += 1
             now = time.monotonic()
             if now - self._said_at.get(kind, -_EVERY_S) >= _EVERY_S:
                 self._said_at[kind] = now
-                self.say(f"refused of {who} so far: {self._counts[kind]} {kind[1]}")
+                self.say(f"refused from {who} so far: {self._counts[kind]} {kind[1]}")
             if now - self._written_at >= _WRITE_S:
                 self._write()
             elif self._timer is None:

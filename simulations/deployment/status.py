@@ -49,7 +49,7 @@ def status_of(federation: Federation) -> Row:
             for site in federation.sites
         ],
         "refused": [
-            {"refused of": who, "since its start": count, "what": what}
+            {"refused from": who, "count": count, "what": what}
             for (who, what), count in refused(federation).most_common()
         ],
     }

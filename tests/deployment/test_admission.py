@@ -112,7 +112,7 @@ def test_a_signed_request_is_taken_once_as_it_is(sites: Callable[..., Site], ser
     node_id = site.join()
     site.pull(node_id)
     request = site.sent[-1]
-    assert again(served, request) == (401, "The request was sent before.")
+    assert again(served, request) == (401, "This request was already received.")
     assert again(served, request, path="/v1/fleet/get-run") == (401, "The signature is not that of the site's key.")
     other = PullMessagesRequest()
     other.node.node_id = 5
@@ -121,7 +121,14 @@ def test_a_signed_request_is_taken_once_as_it_is(sites: Callable[..., Site], ser
     assert again(served, changed, body=other.SerializeToString())[0] == 401
     site.pull(node_id)
     site.leave(node_id)
-    assert counts(served)["a", "requests from 127.0.0.1: The request was sent before."] == 1
+    counted = counts(served)
+    assert counted["a", "requests from 127.0.0.1: This request was already received."] == 1
+    forged = "requests with the key of a, from 127.0.0.1: The signature is not that of the site's key."
+    assert counted[STRANGERS, forged] == 2  # who knows a site's public key alone does not fill the site's records
+    odd = site.client._client.build_request("POST", request.url, content=request.content, headers=request.headers)
+    odd.headers["fedsign-nonce"] = "n" * 65
+    assert again(served, odd)[0] == 401
+    assert again(served, request, path="/v1/fleet/%C3%A9")[0] == 401
 
 
 def test_a_body_is_the_one_that_was_signed(
@@ -148,7 +155,7 @@ def test_a_site_that_signs_the_time_alone_is_let_in_only_where_that_was_asked_fo
     with pytest.raises(httpx.HTTPStatusError) as caught:
         sites(served, signs=NodeAuthHttpInterceptor).join()
     assert caught.value.response.status_code == 404
-    assert "or let it in with 'fedsign deploy init --plain-supernodes'" in caught.value.response.json()["detail"]
+    assert "or allow it with 'deploy init --plain-supernodes'" in caught.value.response.json()["detail"]
     with serving(tmp_path / "federation", plain_supernodes=True) as lenient:
         plain, own = sites(lenient, signs=NodeAuthHttpInterceptor), sites(lenient, "b")
         node_id = plain.join()
@@ -376,12 +383,15 @@ def test_a_site_uploads_a_few_models_for_each_message(tmp_path: Path) -> None:
             assert uploads.may_add("a", most) and uploads.may_add("b", most)
             assert uploads.may_add("a", 1) == (model_bytes == 0)
 
-            async def pull(answer: bytes, uploads: Uploads = uploads) -> None:
+            async def pull(answer: bytes, uploads: Uploads = uploads, status: int = 200) -> None:
                 async def send(message: Any) -> None: ...
 
-                await uploads.watched("a", send)({"type": "http.response.body", "body": answer})
+                watched = uploads.watched("a", send)
+                await watched({"type": "http.response.start", "status": status, "headers": []})
+                await watched({"type": "http.response.body", "body": answer})
 
             asyncio.run(pull(b""))  # no message
+            asyncio.run(pull(b"error", status=415))
             assert uploads.may_add("a", 1) == (model_bytes == 0)
             asyncio.run(pull(b"message"))
             assert uploads.may_add("a", most)

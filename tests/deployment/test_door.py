@@ -196,6 +196,15 @@ def test_a_header_without_end_is_given_up(echo: Echo) -> None:
     assert status_of(echo.port, "/v1") == "200"
 
 
+def test_who_sends_requests_without_waiting_for_answers_is_cut_off(echo: Echo) -> None:
+    """Thousands of them would be kept in memory."""
+    with socket.create_connection((HOST, echo.port), 10) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 9000)
+        answers = b"".join(iter(lambda: connection.recv(2**16), b""))
+        assert answers.count(b"HTTP/1.1 200") <= 3
+    assert status_of(echo.port, "/v1") == "200"
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /v1 HT", b"GET /v1 HTTP/1.1\r\nHost: x\r\n"])
 def test_a_connection_that_asks_nothing_is_closed(echo: Echo, sent: bytes) -> None:
     with socket.create_connection((HOST, echo.port), 10) as connection:

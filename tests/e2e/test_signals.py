@@ -89,6 +89,8 @@ def test_a_run_ends_with_its_round_and_goes_on_to_the_same_bits(number: signal.S
     with started(tmp_path) as process:
         wait_until(lambda: num_rounds(tmp_path) >= 3)
         process.send_signal(number)
+        time.sleep(0.02)
+        process.send_signal(number)  # as shells do, beside the kernel
         said, _ = process.communicate(timeout=LIMIT_S)
     (folder,) = tmp_path.glob("runs/*/*")
     assert process.returncode == 128 + number
