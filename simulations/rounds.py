@@ -281,7 +281,7 @@ class RoundLoop:
 
     def _judge(self, traffic: Traffic) -> None:
         """Record failed clients; raise if too few are left, or if one has lost its state, for it can never go on."""
-        if traffic.failures and signals.is_leaving():
+        if traffic.failures and signals.received:
             raise signals.Ended  # the processes that train may have got the signal, too
         self._report(traffic.failures)
         for failure in traffic.failures:
@@ -306,7 +306,7 @@ class RoundLoop:
     def _write(self, record: Record, timings: dict[str, float], evaluated: Evaluation) -> None:
         """Write the round's results, in the order of [Note: what is written when]."""
         results = self._config.results
-        self._is_leaving = signals.is_leaving()
+        self._is_leaving = bool(signals.received)
         is_checkpoint = self.round % results.checkpoint_every == 0 or self._is_over or self._is_leaving
         # Timings have a separate file, so that rounds.jsonl is the same whenever a run is repeated.
         self.folder.append("timings.jsonl", {"round": self.round, **timings})

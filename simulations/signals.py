@@ -14,7 +14,7 @@ from types import FrameType
 PATIENCE_S = 20.0  # less than the 30 s of Slurm and Kubernetes
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _TOGETHER_S = 0.5
-_received: list[signal.Signals] = []
+received: list[signal.Signals] = []  # with one, a run is to end with its round
 _received_at: list[float] = []
 _rounds: list[bool] = []  # an entry for each round loop that runs
 
@@ -23,7 +23,7 @@ class Ended(KeyboardInterrupt):
     """Raised in the main thread on a signal, or at the end of its round."""
 
     def __init__(self) -> None:
-        super().__init__(f"stopped by {_received[0].name}" if _received else "stopped from outside")
+        super().__init__(f"stopped by {received[0].name}" if received else "stopped from outside")
 
 
 def heed() -> None:
@@ -35,37 +35,32 @@ def heed() -> None:
 
 def exit_code() -> int:
     """The exit code of a command that was stopped."""
-    return 128 + (_received[0] if _received else signal.SIGINT)
-
-
-def is_leaving() -> bool:
-    """Whether a run is to end with its round."""
-    return bool(_received)
+    return 128 + (received[0] if received else signal.SIGINT)
 
 
 @contextmanager
 def whole_rounds() -> Iterator[None]:
-    """A context manager around a round loop, which asks `is_leaving` after each round and raises `Ended`."""
+    """A context manager around a round loop, which looks at `received` after each round and raises `Ended`."""
     _rounds.append(True)
     try:
         yield
     except Exception as error:
-        if not _received:
+        if not received:
             raise
         raise Ended from error  # a group's processes get the signal, too, and a round may fail for want of them
     finally:
         _rounds.pop()
-        if _received:
+        if received:
             signal.setitimer(signal.ITIMER_REAL, 0)  # Python ends without its handlers: the alarm would kill it
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
-    if _received:
+    if received:
         if time.monotonic() - _received_at[0] > _TOGETHER_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         return
-    _received.append(signal.Signals(number))
+    received.append(signal.Signals(number))
     _received_at.append(time.monotonic())
     if not _rounds:
         raise Ended

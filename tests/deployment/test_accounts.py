@@ -162,6 +162,7 @@ def test_what_a_site_trains_on_is_not_a_file_of_its_kit(tmp_path: Path) -> None:
     kit = made.kit("berlin")
     kit.chmod(0o755)
     (kit / "data").mkdir()
+    (kit / "data").chmod(0o755)
     (kit / "data" / "shared").touch()
     (kit / "data" / "shared").chmod(0o666)
     given = (kit / "site.toml").read_text(encoding="utf-8")

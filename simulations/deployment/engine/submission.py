@@ -74,7 +74,7 @@ def submit_and_follow(
     read, is_told = 0, False  # bytes of rounds.jsonl; whether the ServerApp knows of a signal
     try:
         while True:
-            if signals.is_leaving() and not is_told:
+            if signals.received and not is_told:
                 _tell_to_leave(folder)
                 is_told = True
             has_ended = outcome.exists()  # checked before reading: no records can follow
