@@ -23,7 +23,8 @@ def serve(address: str, site: str, task: Task | None) -> NoReturn:
         tasks.run(task)
         task = tasks.next()
     # The next task is acquired already, so its token goes along.  exec keeps the process id that the site watches.
-    os.dup2(unseen(f"{task.token} {task.fab_hash}").fileno(), sys.stdin.fileno())
+    with unseen(f"{task.token} {task.fab_hash}") as given:
+        os.dup2(given.fileno(), sys.stdin.fileno())
     os.execv(sys.executable, [sys.executable, "-P", "-m", "clients.deployment.executor", address, site])
 
 

@@ -46,6 +46,27 @@ def test_a_site_ends_with_its_supernode_and_its_exit_code() -> None:
     assert time.monotonic() - began < 60
 
 
+NEXT_APP = """
+import os, sys
+from clients.deployment import executor
+from fedsign.flower.tasks import Task
+
+class Tasks:
+    def __init__(self, address):
+        self.left = [Task(token="first", fab_hash="a"), Task(token="second", fab_hash="b")]
+        self.next, self.run = lambda: self.left.pop(0), lambda task: print(task.token)
+
+executor.Tasks = Tasks
+os.execv = lambda *command: print(sys.stdin.read()) or sys.exit()
+executor.serve("", "", None)
+"""
+
+
+def test_a_training_process_hands_the_task_of_another_app_to_its_successor() -> None:
+    done = subprocess.run([sys.executable, "-c", NEXT_APP], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["first", "second", "b"], done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
 @pytest.mark.parametrize("lived_s", [0.0, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_nothing_outlives_a_site_that_is_killed(lived_s: float) -> None:
