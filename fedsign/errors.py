@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-FOR_WANT_OF_MEMORY = "for want of memory perhaps (see 'fedsign estimate memory')"  # of a process that was killed
+OUT_OF_MEMORY = "perhaps out of memory (see 'fedsign estimate memory')"  # of a process that was killed
 _NO_MEMORY = (  # what torch, CUDA, C++, and the loader of libraries say
     "out of memory",
     "allocate memory",

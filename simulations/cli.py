@@ -374,12 +374,10 @@ def main() -> None:
         app(prog_name="fedsign", obj=messages)
     except Stopped as stopped:
         _leave(messages.output, str(stopped), signals.exit_code())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as leaving:
+        if isinstance(leaving, SystemExit) and leaving.code != STOPPED:  # typer turns Ctrl-C into this
+            raise
         _leave(messages.output, "stopped.", signals.exit_code())
-    except SystemExit as leaving:
-        if leaving.code == STOPPED:  # typer turns Ctrl-C into this
-            _leave(messages.output, "stopped.", signals.exit_code())
-        raise
     except Exception as error:
         if os.environ.get(TRACEBACK, "0").lower() not in ("", "0", "false", "no"):
             raise

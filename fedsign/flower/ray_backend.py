@@ -5,6 +5,7 @@ fails; and `runtime_env` in the arguments of ray.init raises, since Flower passe
 """
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.constant import NOOP_FEDERATION_ID
 from flwr.supercore.telemetry import EventType
 
-from fedsign.errors import FOR_WANT_OF_MEMORY, EngineError
+from fedsign.errors import OUT_OF_MEMORY, EngineError
 from fedsign.flower.shims import PARTITION_KEY, client_error, empty_run, ensure_task_identity
 
 _POLL_S = 0.02
@@ -36,9 +37,16 @@ class LastingRayBackend(RayBackend):
     """Flower's Ray backend with replacement of dead actors; see the module docstring."""
 
     def __init__(self, backend_config: dict[str, Any]) -> None:
+        self._folder = ""
         super().__init__(backend_config)
         self.start_timeout_s: float | None = backend_config.get("start_timeout_s")
         self._submitting = threading.Lock()
+
+    def terminate(self) -> None:
+        """As in Flower, and remove Ray's folder."""
+        super().terminate()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def init_ray(self, backend_config: dict[str, Any]) -> None:
         """As in Flower, with the user's `runtime_env` merged into Flower's."""
@@ -55,8 +63,9 @@ class LastingRayBackend(RayBackend):
         os.environ["PYTHONPATH"] = python_path
         runtime_env["env_vars"] = {"PYTHONPATH": python_path, **runtime_env.get("env_vars", {})}
         own: dict[str, Any] = {"address": "local", "include_dashboard": False}
-        if "address" not in given:  # Ray lets every account write its folder, but this one's parent is ours
-            own["_temp_dir"] = tempfile.mkdtemp(prefix="ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp")) + "/ray"
+        if not given.keys() & {"address", "_temp_dir"}:  # Ray lets every account write its folder: its parent is ours
+            self._folder = tempfile.mkdtemp(prefix="ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp"))
+            own["_temp_dir"] = f"{self._folder}/ray"
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
         # Ray's processes inherit what is blocked: batch systems signal all, and a round needs them to its end
         signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
@@ -92,7 +101,7 @@ class LastingRayBackend(RayBackend):
         except ray.exceptions.RayActorError:
             pool._future_to_actor.pop(future)  # forget the dead actor, instead of returning it to the pool
             threading.Thread(target=_add_actor, args=(pool,), daemon=True).start()
-            died = f"the process that trained this client died, {FOR_WANT_OF_MEMORY}"
+            died = f"the process that trained this client died, {OUT_OF_MEMORY}"
             return Message(client_error(died), reply_to=message), context
         except Exception:
             pool.add_actor_back_to_pool(future)

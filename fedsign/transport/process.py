@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedsign import companions
-from fedsign.errors import FOR_WANT_OF_MEMORY
+from fedsign.errors import OUT_OF_MEMORY
 from fedsign.transport.connection import Connection
 
 # with the parent's sys.path, so that both find the same modules of the user
@@ -94,7 +94,7 @@ class ChildProcess:
 
 def ending(code: int) -> str:
     """How a process with this exit code has ended, as part of a sentence."""
-    memory = f", {FOR_WANT_OF_MEMORY}" if code == -signal.SIGKILL else ""
+    memory = f", {OUT_OF_MEMORY}" if code == -signal.SIGKILL else ""
     return f"was ended by signal {-code}{memory}" if code < 0 else f"ended with code {code}"
 
 

@@ -6,6 +6,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
@@ -93,11 +94,8 @@ class Admission:
             self._refusals.count(site or STRANGERS, f"requests from {address}: {refusal}")
 
     def _signed_digest(self, caller: _Caller, headers: Headers, scope: Scope, address: str) -> str | None:
-        digest, nonce, sent_at = (
-            headers.get(signatures.DIGEST_HEADER),
-            headers.get(signatures.NONCE_HEADER, ""),
-            headers.get(TIMESTAMP_HEADER, ""),
-        )
+        digest, nonce = headers.get(signatures.DIGEST_HEADER), headers.get(signatures.NONCE_HEADER, "")
+        sent_at = headers.get(TIMESTAMP_HEADER, "")
         if is_plain := self.federation.plain_supernodes and digest is None:
             text, signature = sent_at.encode(), headers.get(FLEET_HTTP_SIGNATURE_HEADER, "")
         else:
@@ -171,9 +169,7 @@ def _header(public: str) -> str:
 
 
 def _loaded(public: str) -> ec.EllipticCurvePublicKey:
-    key = load_ssh_public_key(public.encode())
-    assert isinstance(key, ec.EllipticCurvePublicKey), "`keys.read_public` lets in no other"
-    return key
+    return cast(ec.EllipticCurvePublicKey, load_ssh_public_key(public.encode()))  # `keys.read_public` lets in no other
 
 
 def _is_signed(key: ec.EllipticCurvePublicKey, text: bytes, signature: str) -> bool:

@@ -11,7 +11,7 @@ from fedsign.flower.signatures import skewed
 from fedsign.versions import MISSING, compared, versions
 from simulations.deployment.accounts import files, remarks
 from simulations.deployment.federation import Federation
-from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
+from simulations.deployment.keys import ANEW, RENEW, State, ends_at, fingerprint, load_private, public_line, validity
 from simulations.deployment.membership import answers, nodes_of, process_of
 from simulations.deployment.probe import ServerError, StillThereError, check_is_known, probe_server
 from simulations.deployment.running import recorded
@@ -182,8 +182,8 @@ def _certificates(federation: Federation) -> Iterator[Row]:
         return
     if federation.plain_supernodes:
         yield _as_row("signatures", "warn", PLAIN)
-    for name, path in (("certificate", federation.certificate), ("CA", federation.authority)):
-        yield _row(name, lambda path: validity(ends_at(path)), path)
+    for name, path, remedy in (("certificate", federation.certificate, RENEW), ("CA", federation.authority, ANEW)):
+        yield _row(name, lambda path, remedy: validity(ends_at(path), remedy), path, remedy)
 
 
 def _superlink(federation: Federation) -> Finding:

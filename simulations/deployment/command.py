@@ -242,8 +242,9 @@ def status(
     if json:
         print_json(report)
     else:
-        print_facts([(name, escaped(report[name])) for name in ("superlink", "certificate")])
-        print_facts([("remark", escaped(remark)) for remark in report["remarks"]])
+        facts = [("superlink", report["superlink"]), ("certificate", report["certificate"])]
+        facts += [("remark", remark) for remark in report["remarks"]]
+        print_facts([(name, escaped(text)) for name, text in facts])
         for rows in filter(None, (report["runs"], report["sites"], report["refused"])):
             print()
             print_table(rows)
@@ -288,7 +289,7 @@ def start(
         start_site(kit, _warn, host=host)
     if host is not None:
         raise ConfigError("--host belongs to a site's kit; where the server listens is 'bind' in federation.toml.")
-    start_server(federation, _warn, key=sys.stdin.buffer.read() if key_stdin else None)
+    start_server(federation, _warn, key_stdin=key_stdin)
 
 
 @app.command()

@@ -48,14 +48,13 @@ from simulations.deployment.membership import answers, register_sites
 from simulations.deployment.progress import runs_of
 from simulations.deployment.refusals import Refusals
 
+STDIN = "/dev/stdin"  # in place of the file of the server's key
 MAX_BODY = 2**25  # of one request; Flower cuts arrays into parts of 5 MiB
 _OPEN_TO_SITES, _ACTIVATE, _REGISTER = "/v1/fleet/", "/v1/fleet/activate-node", "/v1/fleet/register-node"
 _PULL, _PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
 _REFUSAL = "Only SuperNodes are served; start runs and register sites on the server's machine, by its account."
 _NOT_YET = "The sites are being registered; try again."
-_LONG = (
-    f"A request may have at most {MAX_BODY // 2**20} MiB; Flower's FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE must be smaller."
-)
+_LONG = f"A request may have at most {MAX_BODY // 2**20} MiB; lower Flower's FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE."
 _NO_BODY = "A body is not allowed here."
 _SLOW = "The rest of the request did not come."
 _MUCH = "A reply may have at most eight times the bytes of the model plus 64 MiB."
@@ -248,10 +247,19 @@ def main() -> None:
     # in a thread: registration talks to the SuperLink, which blocks the main thread until it ends
     threading.Thread(target=_register_when_up, args=[federation, is_open], daemon=True).start()
     sys.argv = ["flower-superlink", *arguments]  # Flower's entry point parses sys.argv
+    if STDIN in arguments:
+        sys.argv[sys.argv.index(STDIN)] = in_memory()
     superlink: Any = flower_superlink
-    with open(os.devnull) as nothing:  # noqa: PTH123 - standard input may be the key, which no child needs
-        os.dup2(nothing.fileno(), 0)
     superlink()
+
+
+def in_memory() -> str:
+    """Take the key from standard input, which children inherit, to memory of this hidden process; return its path."""
+    descriptor = os.memfd_create("server.key")
+    with open(0, "rb", closefd=False) as given, open(os.devnull, "rb") as nothing:  # noqa: PTH123
+        os.write(descriptor, given.read())
+        os.dup2(nothing.fileno(), 0)
+    return f"/proc/self/fd/{descriptor}"
 
 
 def _register_when_up(federation: Federation, is_open: threading.Event) -> None:

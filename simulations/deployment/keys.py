@@ -27,6 +27,8 @@ from simulations.deployment.federation import address_of
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # local processes connect by these
 State = Literal["ok", "warn", "broken"]
 _Key = ec.EllipticCurvePrivateKey
+RENEW = "make a new one on the server's machine with 'fedsign deploy renew', and start the SuperLink again"
+ANEW = "no certificate can outlive it: make the federation anew with 'fedsign deploy init', and send new kits"
 _WARN_DAYS = 30
 _AUTHORITY_DAYS = 3650
 # a site whose clock is behind would find a fresh certificate not valid yet
@@ -112,16 +114,13 @@ def ends_at(certificate: Path) -> dt.datetime:
         ) from error
 
 
-def validity(end: dt.datetime) -> tuple[State, str]:
+def validity(end: dt.datetime, remedy: str = RENEW) -> tuple[State, str]:
     """Return the state of a certificate that expires at `end`, and the end of a sentence about it."""
     left = (end - _now()) / dt.timedelta(days=1)
     if left <= 0:
-        return "broken", (
-            f"ended on {end:%Y-%m-%d %H:%M} UTC; make a new one on the server's machine with 'fedsign deploy renew', "
-            "and start the SuperLink again"
-        )
+        return "broken", f"ended on {end:%Y-%m-%d %H:%M} UTC; {remedy}"
     if left <= _WARN_DAYS:
-        return "warn", f"ends in {left:.0f} days, on {end:%Y-%m-%d}; make a new one with 'fedsign deploy renew'"
+        return "warn", f"ends in {left:.0f} days, on {end:%Y-%m-%d}; {remedy}"
     return "ok", f"until {end:%Y-%m-%d}, {left:.0f} days"
 
 

@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography import x509
@@ -89,10 +90,9 @@ def probe_server(host: str, port: int, *, authority: Path | None) -> ServerInfo:
             ends = dt.datetime.fromtimestamp(ends_s, dt.UTC)
         ahead_s = _ahead_s(connection)
     except ssl.SSLCertVerificationError as error:
-        clock = skewed(_seen_by_anyone(host, port)) if error.verify_code in (_NOT_YET_VALID, _EXPIRED) else ""
+        ahead_s, end = _untrusted(host, port) if error.verify_code in (_NOT_YET_VALID, _EXPIRED) else (0.0, "")
         is_old = authority is not None and ends_at(authority) < dt.datetime.now(dt.UTC)
-        sentence = clock or (_OLD_KIT if is_old else _UNTRUSTED.get(error.verify_code, _FOREIGN))
-        end = _shown_end(host, port) if error.verify_code == _EXPIRED else ""
+        sentence = skewed(ahead_s) or (_OLD_KIT if is_old else _UNTRUSTED.get(error.verify_code, _FOREIGN))
         raise ServerError(sentence.format(host=host, why=error.verify_message, end=end, ca=authority)) from error
     except ssl.SSLError as error:
         raise ServerError(
@@ -118,23 +118,16 @@ def _ahead_s(connection: HTTPConnection) -> float:
     return (received_at - email.utils.parsedate_to_datetime(date)).total_seconds() - 0.5 if date else 0.0
 
 
-def _seen_by_anyone(host: str, port: int) -> float:
-    """`_ahead_s` where the clock may be why the certificate is not trusted; 0 if there is no answer."""
+def _untrusted(host: str, port: int) -> tuple[float, str]:
+    """`_ahead_s` of a server that is not trusted, and when its certificate ends, as part of a sentence."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    asked = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=trusting)
-    with suppress(OSError, HTTPException), closing(asked):
+    asked: Any = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=trusting)
+    with suppress(OSError, HTTPException, ValueError), closing(asked):
         asked.request("GET", "/health")
-        return _ahead_s(asked)
-    return 0.0
-
-
-def _shown_end(host: str, port: int) -> str:
-    """When the certificate that the server shows has expired, as part of a sentence."""
-    with suppress(OSError, ValueError):
-        shown = ssl.get_server_certificate((host, port), timeout=_TIMEOUT_S)
-        return f", on {x509.load_pem_x509_certificate(shown.encode()).not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
-    return ""
+        end = x509.load_der_x509_certificate(asked.sock.getpeercert(binary_form=True)).not_valid_after_utc
+        return _ahead_s(asked), f", on {end:%Y-%m-%d %H:%M} UTC"
+    return 0.0, ""
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:

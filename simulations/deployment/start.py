@@ -19,7 +19,7 @@ from fedsign.flower.door import BLIND, INSECURE, tells_accounts
 from fedsign.storage.disk import is_private
 from simulations.deployment import logs
 from simulations.deployment.federation import Federation, with_port
-from simulations.deployment.keys import ends_at, load_private, validity
+from simulations.deployment.keys import ANEW, RENEW, ends_at, load_private, validity
 from simulations.deployment.membership import answers, nodes_of
 from simulations.deployment.probe import HEARTBEAT_S, AwayError, StillThereError, check_is_known, probe_server
 from simulations.deployment.progress import runs_of
@@ -42,8 +42,8 @@ PLAIN = (
 )
 
 
-def start_server(federation: Federation, say: Say, *, key: bytes | None = None) -> NoReturn:
-    """Replace this process by the SuperLink. `key`: the server's, if this account cannot read its file.
+def start_server(federation: Federation, say: Say, *, key_stdin: bool = False) -> NoReturn:
+    """Replace this process by the SuperLink. `key_stdin`: its key comes from standard input.
 
     Raises:
         ConfigError: the certificate has expired, or a key is missing, or readable for others.
@@ -51,20 +51,21 @@ def start_server(federation: Federation, say: Say, *, key: bytes | None = None) 
     _check_accounts()
     _claim(federation.server)
     check_trust(federation, say)
-    state, home, file = (federation.server / name for name in ("state", "flower", "server.key"))
+    state, home, key = (federation.server / name for name in ("state", "flower", "server.key"))
     gate = ["simulations.deployment.gate", str(federation.folder), "--disable-runtime-dependency-installation"]
     gate += ["--host", federation.bind, "--port", str(federation.port), "--database", str(state / "superlink.sqlite")]
     link: dict[str, str | bool] = {"address": federation.local_address}  # for `flwr` on this machine
     if federation.insecure:
         gate.append("--insecure")
         link["insecure"] = True
-    elif key is None and not (os.access(file, os.R_OK) and is_private(file)):
-        raise ConfigError(f"{file} is missing, root's, or open to others; restore it, use the unit, or chmod 600 it.")
+    elif not key_stdin and not (os.access(key, os.R_OK) and is_private(key)):
+        raise ConfigError(
+            f"{key} must be readable by this account, and by no other; restore it, make it private with chmod 600, or "
+            "pass it as standard input with --key-stdin."
+        )
     else:
-        if key is not None:
-            file = in_memory(key)
         gate += [
-            "--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(file),
+            "--ssl-certfile", str(federation.certificate), "--ssl-keyfile", "/dev/stdin" if key_stdin else str(key),
             "--ssl-ca-certfile", str(federation.authority), "--enable-supernode-auth",
         ]  # fmt: skip
         link["root-certificates"] = str(federation.authority)
@@ -178,7 +179,7 @@ def check_trust(federation: Federation, say: Say) -> None:
     if federation.plain_supernodes:
         say(PLAIN)
     _judge(ends_at(federation.certificate), "the server's certificate", say)
-    _judge(ends_at(federation.authority), "the CA's certificate", say)
+    _judge(ends_at(federation.authority), "the CA's certificate", say, ANEW)
 
 
 def _online(federation: Federation) -> set[tuple[int, str]]:
@@ -224,8 +225,8 @@ def _wait_for_authentication(kit: StartupKit, say: Say, host: str) -> None:
         time.sleep(_POLL_S)
 
 
-def _judge(end: dt.datetime, name: str, say: Say) -> None:
-    state, how = validity(end)
+def _judge(end: dt.datetime, name: str, say: Say, remedy: str = RENEW) -> None:
+    state, how = validity(end, remedy)
     if state == "broken":
         raise ConfigError(f"{name} {how}.")
     if state == "warn":
@@ -244,13 +245,6 @@ def _claim(folder: Path) -> None:
     """Record this process in the folder, unless one is running already. The program that it becomes keeps its id."""
     _check_not_running(folder)
     record_this_process(folder / "pid")
-
-
-def in_memory(key: bytes) -> Path:
-    """Return a path that only this process, and what it becomes, can read; `fedsign.flower.door.hide` keeps it so."""
-    descriptor = os.memfd_create("server.key", 0)  # 0: it survives exec
-    os.write(descriptor, key)
-    return Path(f"/proc/self/fd/{descriptor}")
 
 
 def _become(folder: Path, home: Path, command: list[str], server: Iterable[str] = ()) -> NoReturn:

@@ -603,7 +603,7 @@ def test_a_child_answers_and_neither_what_it_prints_nor_what_it_reads_disturbs_m
 def test_a_child_that_dies_says_its_last_words_and_how_it_died_is_told(child: ChildProcess) -> None:
     child.connection.send({"die": signal.SIGKILL})
     assert list(child.connection) == [{"last": "words"}]
-    assert child.exit_reason() == "was ended by signal 9, for want of memory perhaps (see 'fedsign estimate memory')"
+    assert child.exit_reason() == "was ended by signal 9, perhaps out of memory (see 'fedsign estimate memory')"
 
 
 def test_a_child_that_cannot_start_is_noticed(tmp_path: Path) -> None:

@@ -60,10 +60,12 @@ def garbage() -> Iterator[bytes]:
 def signed_body(signs: Any, body: bytes) -> Iterator[bytes]:
     """What a site may send, which Flower refuses late: from no node, in a field that it does not know."""
     import httpx
+    from flwr.proto.fleet_pb2 import PullMessagesRequest
     from flwr.supercore.protobuf.client import ProtobufRequestContext
 
     request = httpx.Request("POST", f"https://x{PULL}", content=body, headers={"content-type": "application/protobuf"})
-    signs.intercept(ProtobufRequestContext(PULL, Any, request), lambda context: httpx.Response(200))  # type: ignore[arg-type]
+    context = ProtobufRequestContext(PULL, PullMessagesRequest(), request)
+    signs.intercept(context, lambda context: httpx.Response(200))
     headers = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     yield f"POST {PULL} HTTP/1.1\r\n{headers}\r\n".encode()
     yield from (body[at : at + len(PART)] for at in range(0, len(body), len(PART)))

@@ -12,12 +12,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks import openings
 from fedsign.errors import ConfigError
 from fedsign.flower.door import hide
-from simulations.deployment import accounts, check, provision, start
-from simulations.deployment.command import _opened
+from simulations.deployment import accounts, check, gate, provision
+from simulations.deployment.command import _opened, app
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.startup_kits import open_startup_kit
 from simulations.deployment.status import status_of
@@ -181,13 +182,15 @@ def test_the_account_that_runs_apps_reads_neither_the_servers_key_nor_the_memory
     here, there = context.Pipe()
 
     def serve() -> None:
-        key = secret.read_bytes()
+        key, given = secret.read_bytes(), os.open(secret, os.O_RDONLY)
+        os.dup2(given, 0)
+        os.close(given)
         os.setgid(NOBODY)
         os.setuid(NOBODY)
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as exec does: a change of account hides a process until then
-        path = start.in_memory(key)
         hide()
-        there.send((path, path.read_bytes() == key))
+        path = Path(gate.in_memory())
+        there.send((path, path.read_bytes() == key and Path("/proc/self/fd/0").resolve() == Path(os.devnull)))
         signal.pause()
 
     server = context.Process(target=serve)
@@ -230,6 +233,12 @@ def test_status_names_a_key_that_runs_can_read_and_sites_of_one_account(tmp_path
         for process in processes:
             process.kill()
             process.wait()
+
+
+def test_status_of_a_server_with_nothing_to_remark_is_printed(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["status", str(init(tmp_path, passphrase=PASSPHRASE).folder)])
+    assert said.exit_code == 1 and said.stdout.startswith("superlink    not running; start it with"), said.exception
+    assert "remark" not in said.stdout
 
 
 def test_units_are_hardened_and_a_sites_account_is_its_own(tmp_path: Path) -> None:

@@ -397,6 +397,16 @@ def test_a_site_uploads_a_few_models_for_each_message(tmp_path: Path) -> None:
             assert uploads.may_add("a", most)
 
 
+def test_a_tls_handshake_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "HEAD_S", 0.5)
+    with (
+        serving(tmp_path / "federation") as made,
+        socket.create_connection((HOST, made.federation.port), 20) as connection,
+        suppress(ConnectionResetError),
+    ):
+        assert connection.recv(1) == b""  # 60 s later, by asyncio's own limit
+
+
 def test_of_many_connections_of_strangers_or_a_site_the_oldest_go(
     sites: Callable[..., Site], served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

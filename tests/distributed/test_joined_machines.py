@@ -106,7 +106,7 @@ def test_a_rank_or_a_machine_that_dies_ends_its_clients_round_and_the_next_one_h
             failure = answer(group, asked, tmp_path)
             assert isinstance(failure, Failure) and failure.reason == (
                 "RankError: rank 1 of the 2 processes that train this client together, on machine 2 of 2 "
-                "(127.0.0.1), was ended by signal 9, for want of memory perhaps (see 'fedsign estimate memory'); the "
+                "(127.0.0.1), was ended by signal 9, perhaps out of memory (see 'fedsign estimate memory'); the "
                 "others were ended, and the next "
                 f"client gets new ones. What it had to say is in {there}/worker-logs/rank-1.log there."
             )

@@ -54,7 +54,7 @@ from simulations.backends.ray import {engine}
 {engine}()
 import ray
 from fedsign.flower.ray_backend import LastingRayBackend
-LastingRayBackend.init_ray(None, {{"init_args": {{"num_cpus": 1}}}})
+backend = LastingRayBackend({{"init_args": {{"num_cpus": 1}}}})
 node = ray.get_runtime_context()
 folder = Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
 environment = {{name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}}
@@ -63,6 +63,8 @@ code = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False); print(ray.g
 done = subprocess.run([sys.executable, "-c", code, node.gcs_address], env=environment, capture_output=True, text=True)
 print("a stranger ran:", done.stdout)
 print(oct(folder.stat().st_mode & 0o777), "ours:", ray.get(ray.remote(lambda: 7).remote()))
+backend.terminate()
+print("left:", folder.exists())
 """
 
 
@@ -72,4 +74,4 @@ def test_a_stranger_runs_nothing_on_our_ray_and_reads_none_of_its_files() -> Non
     """Ray listens on every interface, and its own folder, /tmp/ray, belongs to all."""
     code = LOCAL.format(engine=Ray.__name__)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
-    assert done.stdout.split("\n") == ["a stranger ran: ", "0o700 ours: 7", ""], done.stderr[-2000:]
+    assert done.stdout.split("\n") == ["a stranger ran: ", "0o700 ours: 7", "left: False", ""], done.stderr[-2000:]

@@ -259,7 +259,7 @@ def test_a_killed_worker_is_reported_and_replaced_and_no_bit_differs(
         assert len(caplog.messages) == 2
         for message in caplog.messages:
             assert re.fullmatch(
-                r"worker process \d was ended by signal 9, for want of memory perhaps \(see 'fedsign estimate "
+                r"worker process \d was ended by signal 9, perhaps out of memory \(see 'fedsign estimate "
                 r"memory'\); what it had to say is in "
                 r".*log\. "
                 "Another takes its place.",
@@ -282,7 +282,7 @@ def test_a_client_whose_worker_dies_twice_is_a_failure_and_the_others_are_traine
     failure = found.pop(3)
     assert isinstance(failure, Failure)
     assert failure.reason == (
-        "the worker process that trained this client was ended by signal 9, for want of memory perhaps (see "
+        "the worker process that trained this client was ended by signal 9, perhaps out of memory (see "
         "'fedsign estimate memory'), and so did one before it."
     )
     assert_same_bits(found, expected)
